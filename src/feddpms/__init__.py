@@ -1,0 +1,83 @@
+"""Federated learning on non-IID data, helped by differentially private synthetic data.
+
+    from feddpms import FedDPMS, Run, run
+
+    result = run(Run(method=FedDPMS(), rounds=10), out="runs/first")
+    print(result.accuracy, result.claim)
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feddpms.algorithms import (
+        Central,
+        FedAvg,
+        FedDPMS,
+        FedMix,
+        FedProx,
+        Local,
+        Moon,
+        Training,
+    )
+    from feddpms.config import Run
+    from feddpms.data import Data, Partition
+    from feddpms.engine import Engine
+    from feddpms.errors import FeddpmsError
+    from feddpms.models import NetSettings
+    from feddpms.privacy import Privacy
+    from feddpms.runs import Result, compare, run
+
+__version__ = version("feddpms")
+
+_HOMES = {
+    "feddpms.algorithms": (
+        "Central",
+        "FedAvg",
+        "FedDPMS",
+        "FedMix",
+        "FedProx",
+        "Local",
+        "Moon",
+        "Training",
+    ),
+    "feddpms.config": ("Run",),
+    "feddpms.data": ("Data", "Partition"),
+    "feddpms.engine": ("Engine",),
+    "feddpms.errors": ("FeddpmsError",),
+    "feddpms.models": ("NetSettings",),
+    "feddpms.privacy": ("Privacy",),
+    "feddpms.runs": ("Result", "compare", "run"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Central",
+    "Data",
+    "Engine",
+    "FedAvg",
+    "FedDPMS",
+    "FedMix",
+    "FedProx",
+    "FeddpmsError",
+    "Local",
+    "Moon",
+    "NetSettings",
+    "Partition",
+    "Privacy",
+    "Result",
+    "Run",
+    "Training",
+    "compare",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names, loaded on first use so that `feddpms --help` does not wait for torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module feddpms has no attribute {name}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

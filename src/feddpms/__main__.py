@@ -1,0 +1,5 @@
+"""`python -m feddpms`."""
+
+from feddpms.cli import main
+
+main()

@@ -1,0 +1,170 @@
+"""FedDPMS: enrich each client with synthetic examples decoded from noisy latent class means.
+
+"Federated Learning in Non-IID Settings Aided by Differentially Private Synthetic Data" (arXiv
+2206.00686). Preliminary rounds (`vae`) train an auto-encoder with a classifier; then each client
+shares once (`share`); from then on (`classify`) encoder and classifier train on real and synthetic
+examples. Network, release, matching and synthesis are in `models`, `privacy` and `synthesis`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge
+
+from feddpms.algorithms.fedavg import FedAvg
+from feddpms.algorithms.fit import load
+from feddpms.algorithms.method import About, Client, Method
+from feddpms.algorithms.trees import mean
+from feddpms.errors import ConfigError
+from feddpms.models import VaeSettings, split, trunk, vae_loss
+from feddpms.synthesis import Drawing, Matching, Release, extend, match, release
+from feddpms.types import Memory, Message, Task, Tree, settings
+
+
+@dataclass(frozen=True)
+class Bank:
+    """What the server remembers: rounds of preparation done, releases, who was served what."""
+
+    task: Task
+    inner: Any
+    decoder: Tree
+    prepared: int = 0
+    started: frozenset[int] = frozenset()
+    releases: Mapping[int, Release] = field(default_factory=dict)
+    served: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Tree:
+        """The global model with the decoder."""
+        return {**self.decoder, **self.inner.model}
+
+
+@settings
+class FedDPMS:
+    """A training method on examples completed from other clients' noisy class means."""
+
+    about: ClassVar[About] = About(
+        "data",
+        "FedDPMS, arXiv 2206.00686",
+        extra="decoder in the preliminary rounds, noisy class means once",
+        generative=True,
+    )
+
+    inner: Method = FedAvg()
+    """the training method"""
+    preliminary_rounds: Annotated[int, Ge(0)] = 0
+    """T_p, rounds that train the auto-encoder; 0 takes 40 % of all rounds, as the paper advises"""
+    decoder: Literal["every", "last"] = "every"
+    """average the decoder every preliminary round, or once after the last (the paper)"""
+    vae: VaeSettings = VaeSettings()
+    """the auto-encoder's loss"""
+    matching: Matching = Matching()
+    """who helps whom"""
+    synthesis: Drawing = Drawing()
+    """how synthetic examples are drawn"""
+
+    def start(self, model: Tree, task: Task) -> Bank:
+        """The inner method on what is averaged every preliminary round."""
+        if self.inner.about.family not in ("aggregation", "drift"):
+            raise ConfigError("feddpms wraps a training method such as fedavg, fedprox or moon")
+        if self.preliminary(task) >= task.rounds:
+            raise ConfigError(
+                f"method.preliminary_rounds must be below rounds ({task.rounds}), got "
+                f"{self.preliminary(task)}; lower it or run more rounds"
+            )
+        rest, decoder = split(model)
+        shared = model if self.decoder == "every" else rest
+        return Bank(task, self.inner.start(shared, task), decoder)
+
+    def preliminary(self, task: Task) -> int:
+        """T_p of this run."""
+        return self.preliminary_rounds or max(1, round(0.4 * task.rounds))
+
+    def ask(self, state: Bank, client: int, round: int) -> Message:
+        """To train the auto-encoder, to share once, or to classify, with the means it needs."""
+        inner, left = self.inner.ask(state.inner, client, round), self._left(state)
+        if left:
+            first = self.decoder == "last" and client not in state.started
+            trees = {"decoder": state.decoder} if first else {}
+            return Message("vae", trees, {"rounds_left": left}, inner=inner)
+        if client not in state.releases:
+            return Message("share", {"model": state.inner.model})
+        served = state.served.get(client, frozenset())
+        matched = match(self.matching, client, state.releases, served)
+        trees = {"matched": matched, "decoder": state.decoder} if matched else {}
+        return Message("classify", trees, inner=inner)
+
+    def client(self, ask: Message, me: Client) -> tuple[Message, Memory]:
+        """One of the three phases."""
+        if ask.inner is None:
+            return self._share(ask, me)
+        if ask.kind == "vae":
+            return self._prepare(ask, ask.inner, me)
+        extra, numbers = me.memory.synthetic, {}
+        if "matched" in ask.trees and self.synthesis.per_class:
+            net = load(me.net, {**ask.inner.trees["model"], **ask.trees["decoder"]})
+            drawing, rng = self.synthesis, me.rng.torch("synthesis")
+            extra, numbers = extend(extra, net, ask.trees["matched"], drawing, rng)
+        inner = replace(me, memory=me.memory.inner or Memory(), synthetic=extra)
+        reply, memory = self.inner.client(ask.inner, inner)
+        kept = replace(me.memory, synthetic=extra, inner=memory)
+        return Message("classify", numbers=numbers, inner=reply), kept
+
+    def _share(self, ask: Message, me: Client) -> tuple[Message, Memory]:
+        """Release once, under the broadcast model; from then on send the stored release again."""
+        memory = me.memory
+        if "release" not in memory.trees:
+            net, noise = load(me.net, ask.trees["model"]), me.rng.torch("privacy noise")
+            top_n, classes = self.matching.top_n, me.task.classes
+            drawn, events = release(net, me.shard, classes, me.privacy, top_n, noise)
+            memory = replace(memory, trees={**memory.trees, "release": drawn}, events=events)
+        return Message("share", {"release": memory.trees["release"]}, {}, memory.events), memory
+
+    def _prepare(self, ask: Message, inner: Message, me: Client) -> tuple[Message, Memory]:
+        """Train the auto-encoder; a decoder that is not averaged every round stays here."""
+        own = {**ask.trees.get("decoder", {}), **me.memory.trees.get("decoder", {})}
+        inner = replace(inner, trees={**inner.trees, "model": {**inner.trees["model"], **own}})
+        loss = vae_loss(self.vae, me.rng.torch("latent noise"))
+        memory = me.memory.inner or Memory()
+        reply, memory = self.inner.client(inner, replace(me, loss=loss, memory=memory))
+        if self.decoder == "every":
+            return Message("vae", inner=reply), Memory(inner=memory)
+        rest, own = split(reply.trees["model"])
+        reply = replace(reply, trees={**reply.trees, "model": rest})
+        sent = {"decoder": own} if ask.numbers["rounds_left"] == 1 else {}
+        return Message("vae", sent, inner=reply), Memory({"decoder": own}, inner=memory)
+
+    def server(self, state: Bank, replies: Mapping[int, Message]) -> Bank:
+        """Keep releases, or hand the inner replies on; start the inner method anew after T_p."""
+        released = {c: r.trees["release"] for c, r in replies.items() if r.kind == "share"}
+        if released:
+            return replace(state, releases={**state.releases, **released})
+        answers = {c: r.inner for c, r in sorted(replies.items()) if r.inner}
+        inner = self.inner.server(state.inner, answers)
+        if not self._left(state):
+            return replace(state, inner=inner, served=self._served(state, answers))
+        state = replace(
+            state, inner=inner, prepared=state.prepared + 1, started=state.started | set(answers)
+        )
+        if self._left(state):
+            return state
+        if self.decoder == "every":
+            decoder = split(inner.model)[1]
+        else:
+            weights = [answers[c].numbers["examples"] for c in answers]
+            decoder = mean([replies[c].trees["decoder"] for c in answers], weights)
+        return replace(state, decoder=decoder, inner=self.inner.start(trunk(inner.model), state.task))
+
+    def _left(self, state: Bank) -> int:
+        """Preliminary rounds still to come."""
+        return self.preliminary(state.task) - state.prepared
+
+    def _served(self, state: Bank, answers: Mapping[int, Message]) -> dict[int, frozenset[int]]:
+        """Which classes each client has been served, after these answers."""
+        served = dict(state.served)
+        for c in answers:
+            before = served.get(c, frozenset())
+            matched = match(self.matching, c, state.releases, before)
+            served[c] = before | set(matched["classes"].tolist() if matched else ())
+        return served

@@ -1,0 +1,81 @@
+"""FedMix: mix a client's examples with other clients' averaged examples, to first order.
+
+Yoon, Shin, Hwang, Yang, "FedMix: Approximation of Mixup under Mean Augmented Federated Learning",
+ICLR 2021. The averages and the loss are in `feddpms.synthesis.mixing`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
+
+import torch
+from annotated_types import Ge, Lt
+
+from feddpms.algorithms.fedavg import FedAvg
+from feddpms.algorithms.method import About, Client, Method
+from feddpms.privacy import in_the_clear
+from feddpms.synthesis import averages, mixed
+from feddpms.types import Memory, Message, Task, Tree, settings
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """The inner state, every client's averages, and how many contributors each client knows of."""
+
+    inner: Any
+    pool: Mapping[int, Tree] = field(default_factory=dict)
+    sent: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Tree:
+        """The global model."""
+        return self.inner.model
+
+
+@settings
+class FedMix:
+    """A training method on examples mixed with other clients' averages."""
+
+    about: ClassVar[About] = About(
+        "data", "Yoon et al., ICLR 2021", extra="averages once up, the pool of averages once down"
+    )
+
+    inner: Method = FedAvg()
+    """the training method"""
+    lam: Annotated[float, Ge(0), Lt(1)] = 0.05
+    """share of the other clients' average in a mixture"""
+    group_size: Annotated[int, Ge(1)] = 64
+    """examples in an average, at the least; a client with fewer sends one average of all"""
+
+    def start(self, model: Tree, task: Task) -> Mixing:
+        """The inner state and an empty pool."""
+        return Mixing(self.inner.start(model, task))
+
+    def ask(self, state: Mixing, client: int, round: int) -> Message:
+        """The averages once; then to train, with the pool whenever it has grown."""
+        if client not in state.pool:
+            return Message("share")
+        stale = state.sent.get(client) != len(state.pool)
+        whole = {k: torch.cat([state.pool[j][k] for j in sorted(state.pool)]) for k in ("x", "y")}
+        trees = {"pool": whole} if stale else {}
+        return Message("train", trees, inner=self.inner.ask(state.inner, client, round))
+
+    def client(self, ask: Message, me: Client) -> tuple[Message, Memory]:
+        """Average groups of examples, or train on mixtures."""
+        if ask.kind == "share" or ask.inner is None:
+            sent = averages(me.shard, me.task.classes, self.group_size, me.rng.torch("groups"))
+            return Message("share", {"averages": sent}, {}, in_the_clear("averaged images")), me.memory
+        pool = ask.trees.get("pool") or me.memory.trees["pool"]
+        loss = mixed(pool, self.lam, me.rng.torch("mixtures")) if self.lam else me.loss
+        inner = replace(me, loss=loss, memory=me.memory.inner or Memory())
+        reply, memory = self.inner.client(ask.inner, inner)
+        return Message("train", inner=reply), Memory({"pool": pool}, inner=memory)
+
+    def server(self, state: Mixing, replies: Mapping[int, Message]) -> Mixing:
+        """Extend the pool, or hand the inner replies to the inner method."""
+        shared = {c: r.trees["averages"] for c, r in replies.items() if r.kind == "share"}
+        if shared:
+            return replace(state, pool={**state.pool, **shared})
+        sent = {**state.sent, **dict.fromkeys(replies, len(state.pool))}
+        inner = self.inner.server(state.inner, {c: r.inner for c, r in replies.items() if r.inner})
+        return Mixing(inner, state.pool, sent)

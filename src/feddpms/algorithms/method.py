@@ -1,0 +1,133 @@
+"""The seam: what a method is, what a client rule may look at, and what a method says of itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import torch.nn.functional as F
+from annotated_types import Ge, Gt, Le, Lt
+from torch import Tensor
+
+from feddpms.privacy import Privacy
+from feddpms.rng import Rng
+from feddpms.types import Batch, Loss, Memory, Message, Shard, Task, Tree, settings
+
+
+@dataclass(frozen=True)
+class About:
+    """What a method says of itself, for `feddpms methods` and the docs.
+
+    Attributes:
+        family: where it acts: `aggregation` at the server, `drift` control in local training,
+            `data` enrichment (wraps another method), or a `bound` to compare with.
+        paper: authors, title, venue.
+        extra: what it keeps and sends beyond FedAvg's one model each way.
+        scope: whose model is measured: the global one (`federated`), each client's own (`local`),
+            or one trained on the `pooled` data.
+        generative: it uses the decoder and the log-variance head.
+    """
+
+    family: Literal["aggregation", "drift", "data", "bound"]
+    paper: str
+    extra: str = "nothing"
+    scope: Literal["federated", "local", "pooled"] = "federated"
+    generative: bool = False
+
+
+@settings
+class Training:
+    """How a client trains."""
+
+    epochs: Annotated[int, Ge(1)] = 5
+    """passes over the client's own examples in a round"""
+    batch_size: Annotated[int, Ge(2)] = 64
+    """examples in a step"""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """made anew for each client and round"""
+    lr: Annotated[float, Gt(0)] = 1e-3
+    """learning rate of the first rounds"""
+    lr_decay: Annotated[float, Gt(0), Le(1)] = 0.5
+    """factor on the learning rate after each period"""
+    lr_period: Annotated[int, Ge(1)] = 10
+    """rounds in a period"""
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """of sgd"""
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    """l2 penalty in the gradient"""
+
+    def lr_at(self, round: int) -> float:
+        """Learning rate of a round (1..rounds)."""
+        return self.lr * self.lr_decay ** ((round - 1) // self.lr_period)
+
+
+def cross_entropy(net: Any, batch: Batch) -> Tensor:
+    """Cross entropy of the logits against the labels, mean by the examples' weights."""
+    if batch.weight is None:
+        return F.cross_entropy(net(batch.x), batch.y)
+    each = F.cross_entropy(net(batch.x), batch.y, reduction="none")
+    return (batch.weight * each).sum() / batch.weight.sum()
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client rule may look at.
+
+    Attributes:
+        id: the client's number, 0..clients-1.
+        shard: its own examples.
+        net: a network to work with; its weights are overwritten.
+        task: what everybody knows.
+        local: how to train.
+        lr: learning rate of this round.
+        privacy: target of releases.
+        rng: this client's random streams of this round.
+        memory: what it kept.
+        loss: base loss that a training method starts from.
+        synthetic: further examples to train on, from a method that wraps this one.
+    """
+
+    id: int
+    shard: Shard
+    net: Any
+    task: Task
+    local: Training
+    lr: float
+    privacy: Privacy
+    rng: Rng
+    memory: Memory = field(default_factory=Memory)
+    loss: Loss = cross_entropy
+    synthetic: Shard | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server remembers: the global model."""
+
+    model: Tree
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A federated method: four pure functions in the order of a round.
+
+    An implementation is a `settings` class whose fields are its hyper-parameters. Nothing is
+    mutated; randomness comes in as `me.rng`.
+    """
+
+    about: ClassVar[About]
+
+    def start(self, model: Tree, task: Task) -> Any:
+        """What the server remembers at first, given the initial weights."""
+        ...
+
+    def ask(self, state: Any, client: int, round: int) -> Message:
+        """What to send this client. Kind `share` asks for a release; training follows it."""
+        ...
+
+    def client(self, ask: Message, me: Client) -> tuple[Message, Memory]:
+        """The client's reply, and what it remembers."""
+        ...
+
+    def server(self, state: Any, replies: Mapping[int, Message]) -> Any:
+        """The next state, from the replies that arrived, all to asks of one exchange."""
+        ...

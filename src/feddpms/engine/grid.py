@@ -1,0 +1,31 @@
+"""Who carries messages between server and clients."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from feddpms.types import Message
+
+
+class Grid(Protocol):
+    """Carries asks to clients and replies back."""
+
+    def ask_all(self, asks: Mapping[int, Message], round: int) -> dict[int, Message]:
+        """Send each client its ask and return the replies that came.
+
+        Args:
+            asks: by client.
+            round: 1..rounds.
+        """
+        ...
+
+
+def size(message: Message) -> int:
+    """Bytes of a message's payload: its tensors, 8 a number, and its inner message."""
+    tensors = sum(t.nbytes for tree in message.trees.values() for t in tree.values())
+    inner = size(message.inner) if message.inner else 0
+    return tensors + 8 * len(message.numbers) + inner
+
+
+def unfold(message: Message) -> list[Message]:
+    """A message and the messages inside it, outermost first."""
+    return [message, *(unfold(message.inner) if message.inner else [])]

@@ -1,0 +1,55 @@
+"""Clients in this process, one after another, each training on one thread."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from feddpms.algorithms import Client, Method, Training
+from feddpms.privacy import Privacy
+from feddpms.rng import Rng
+from feddpms.types import Memory, Message, Shard, Task
+
+
+@dataclass
+class InProcess:
+    """A grid whose clients live here.
+
+    Attributes:
+        method: the method that they run.
+        shards: each client's own examples, by client.
+        net: a network to work with; shared, since every client overwrites its weights.
+        task: what everybody knows.
+        local: how clients train.
+        privacy: target of their releases.
+        rng: where the clients' random streams are.
+        memories: what each client keeps.
+    """
+
+    method: Method
+    shards: Mapping[int, Shard]
+    net: Any
+    task: Task
+    local: Training
+    privacy: Privacy
+    rng: Rng
+    memories: dict[int, Memory] = field(default_factory=dict)
+
+    def ask_all(self, asks: Mapping[int, Message], round: int) -> dict[int, Message]:
+        """Let each client answer in turn."""
+        return {client: self._ask(client, ask, round) for client, ask in sorted(asks.items())}
+
+    def _ask(self, client: int, ask: Message, round: int) -> Message:
+        """One client's answer; its new memory is kept."""
+        me = Client(
+            id=client,
+            shard=self.shards[client],
+            net=self.net,
+            task=self.task,
+            local=self.local,
+            lr=self.local.lr_at(round),
+            privacy=self.privacy,
+            rng=self.rng.at("client", client, round),
+            memory=self.memories.get(client, Memory()),
+        )
+        reply, self.memories[client] = self.method.client(ask, me)
+        return reply

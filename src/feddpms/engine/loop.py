@@ -1,0 +1,181 @@
+"""The loop of rounds: choose a cohort, ask, serve, evaluate, record."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Gt, Le
+
+from feddpms.algorithms import Method, Training
+from feddpms.algorithms.fit import load
+from feddpms.engine.evaluate import Score, average, evaluate
+from feddpms.engine.grid import Grid, size, unfold
+from feddpms.engine.inprocess import InProcess
+from feddpms.models import trunk
+from feddpms.privacy import Ledger, Privacy
+from feddpms.records import RoundRecord
+from feddpms.rng import Rng
+from feddpms.types import Memory, Message, Shard, Task, Tree, settings
+
+PRIVATE = ("examples", "steps", "train_loss")
+
+
+@settings
+class Engine:
+    """How the rounds are run."""
+
+    cohort: Annotated[float, Gt(0), Le(1)] = 1.0
+    """share of the clients that take part in a round, at least one client"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulation ends with.
+
+    Attributes:
+        model: the final global model (the initial one for `local`, whose models stay at clients).
+        rounds: one record a round.
+        memories: what each client keeps.
+    """
+
+    model: Tree
+    rounds: tuple[RoundRecord, ...]
+    memories: Mapping[int, Memory] = field(default_factory=dict)
+
+
+def simulate(
+    method: Method,
+    shards: list[Shard],
+    test: Shard,
+    net: Any,
+    task: Task,
+    local: Training,
+    privacy: Privacy,
+    engine: Engine,
+    rng: Rng,
+    ledger: Ledger,
+    on_round: Callable[[RoundRecord], None] = lambda record: None,
+) -> Outcome:
+    """Run a method over clients that live in this process.
+
+    Args:
+        method: what to run.
+        shards: each client's examples.
+        test: common test set.
+        net: a network with the initial weights; used as work space.
+        task: what everybody knows.
+        local: how clients train.
+        privacy: target of their releases.
+        engine: how the rounds are run.
+        rng: the root of all random streams.
+        ledger: where privacy events are written down.
+        on_round: called with each round's record.
+
+    Raises:
+        ConfigError: a setting of the method does not fit the run.
+    """
+    if method.about.scope == "pooled":
+        pooled = Shard(torch.cat([s.x for s in shards]), torch.cat([s.y for s in shards]))
+        shards, task = [pooled], Task(task.classes, 1, task.rounds, task.latent)
+    initial = {k: v.clone() for k, v in net.state_dict().items()}
+    state = method.start(_visible(method, initial), task)
+    grid = InProcess(method, dict(enumerate(shards)), net, task, local, privacy, rng)
+    records = []
+    with _one_thread():
+        for number in range(1, task.rounds + 1):
+            began = time.perf_counter()
+            cohort = _cohort(engine.cohort, len(shards), rng.numpy("cohort", number))
+            state, exchange = _round(method, state, grid, cohort, number, ledger)
+            score = _score(method, state, grid.memories, net, test, task)
+            records.append(_record(number, exchange, score, time.perf_counter() - began))
+            on_round(records[-1])
+    return Outcome(state.model, tuple(records), grid.memories)
+
+
+@dataclass
+class _Exchange:
+    """What went back and forth in a round."""
+
+    asks: dict[int, Message]
+    replies: dict[int, Message]
+    down: int
+    up: int
+
+
+def _round(
+    method: Method, state: Any, grid: Grid, cohort: list[int], number: int, ledger: Ledger
+) -> tuple[Any, _Exchange]:
+    """One round: those asked to share do so first; then everybody trains."""
+    down = up = 0
+    for _ in range(2):
+        asks = {c: method.ask(state, c, number) for c in cohort}
+        sharing = {c: a for c, a in asks.items() if a.kind == "share"}
+        replies = grid.ask_all(sharing or asks, number)
+        for client, reply in sorted(replies.items()):
+            for message in unfold(reply):
+                ledger.record(number, client, message.events)
+        state = method.server(state, replies)
+        down += sum(map(size, (sharing or asks).values()))
+        up += sum(map(size, replies.values()))
+        if not sharing:
+            return state, _Exchange(asks, replies, down, up)
+    raise AssertionError("a method asked to share twice in one round")
+
+
+def _visible(method: Method, tree: Tree) -> Tree:
+    """The part of the network that a method may train."""
+    return tree if method.about.generative else trunk(tree)
+
+
+def _cohort(share: float, clients: int, rng) -> list[int]:
+    """The clients of a round, in order; all of them for a share of 1."""
+    n = max(1, round(share * clients))
+    return sorted(rng.choice(clients, n, replace=False).tolist())
+
+
+def _score(
+    method: Method, state: Any, memories: Mapping[int, Memory], net: Any, test: Shard, task: Task
+) -> Score:
+    """Score of the global model, or mean score of the clients' own models."""
+    if method.about.scope != "local":
+        return evaluate(load(net, state.model), test, task.classes)
+    own = [memories.get(c, Memory()).trees.get("model", state.model) for c in range(task.clients)]
+    return average([evaluate(load(net, tree), test, task.classes) for tree in own])
+
+
+def _record(number: int, exchange: _Exchange, score: Score, seconds: float) -> RoundRecord:
+    """The record of a round."""
+    sums: dict[str, float] = {"clients": len(exchange.replies)}
+    steps = loss = 0.0
+    for message in (m for r in exchange.replies.values() for m in unfold(r)):
+        for name, value in message.numbers.items():
+            if name not in PRIVATE:
+                sums[name] = sums.get(name, 0) + value
+        taken = message.numbers.get("steps", 0)
+        steps, loss = steps + taken, loss + taken * message.numbers.get("train_loss", 0)
+    return RoundRecord(
+        round=number,
+        phase=next(iter(exchange.asks.values())).kind,
+        test_accuracy=score.accuracy,
+        test_loss=score.loss,
+        per_class_accuracy=score.per_class,
+        train_loss=loss / steps if steps else float("nan"),
+        numbers={**sums, "steps": steps},
+        seconds=seconds,
+        bytes_up=exchange.up,
+        bytes_down=exchange.down,
+    )
+
+
+@contextmanager
+def _one_thread():
+    """One thread for torch, so that results do not depend on the number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,34 @@
+"""Image -> features: three convolutions that quarter the side length."""
+
+from torch import Tensor, nn
+
+
+def norm(kind: str, channels: int) -> nn.Module:
+    """The normalisation layer of a setting: `batch`, or `group` with up to 8 groups."""
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    groups = next(g for g in (8, 4, 2, 1) if channels % g == 0)
+    return nn.GroupNorm(groups, channels)
+
+
+class Encoder(nn.Module):
+    """Images [b, c, h, w] in [0, 1] -> features [b, size].
+
+    The first layer moves the input to [-1, 1], so that real and synthetic images share one range.
+    """
+
+    def __init__(self, channels: int, side: tuple[int, int], width: int, kind: str):
+        super().__init__()
+        self.size = 2 * width * (side[0] // 4) * (side[1] // 4)
+        layers: list[nn.Module] = []
+        for i, (a, b) in enumerate([(channels, width), (width, 2 * width), (2 * width, 2 * width)]):
+            layers += [
+                nn.Conv2d(a, b, 3, stride=2 if i < 2 else 1, padding=1),
+                norm(kind, b),
+                nn.LeakyReLU(0.1),
+            ]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of images."""
+        return self.layers(2 * x - 1).flatten(1)

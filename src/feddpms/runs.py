@@ -1,0 +1,248 @@
+"""From settings to a finished run folder, and comparisons under equal conditions.
+
+A run folder holds `run.toml` (the settings; running it again gives the same bytes),
+`records.jsonl`, `ledger.jsonl`, `model.safetensors`, `images.safetensors` if the method made any,
+and `report.html`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+import feddpms
+from feddpms import config, records
+from feddpms.config import Run
+from feddpms.data import Dataset, counts, describe, load, split
+from feddpms.engine import simulate
+from feddpms.errors import RunFolderError
+from feddpms.models import build, trunk
+from feddpms.privacy import Ledger, calibrate, claim
+from feddpms.records import PartitionRecord, PrivacyRecord, RoundRecord, RunRecord
+from feddpms.report import page
+from feddpms.report.load import find
+from feddpms.rng import Rng
+from feddpms.types import Memory, Shard, Task, Tree
+
+OnRound = Callable[[RoundRecord], None]
+SHEET = 8
+"""images of a class on the sheet"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        settings: what was run.
+        model: the final global model.
+        rounds: one record a round.
+        claim: what may be said of privacy, in words.
+        folder: where it was written, or None.
+    """
+
+    settings: Run
+    model: Tree
+    rounds: tuple[RoundRecord, ...]
+    claim: str
+    folder: Path | None
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy after the last round, in [0, 1]."""
+        return self.rounds[-1].test_accuracy
+
+
+def run(settings: Run, out: Path | str | None = None, on_round: OnRound | None = None) -> Result:
+    """Run once.
+
+    Args:
+        settings: what to run.
+        out: a new or empty folder to write to, or None to write nothing.
+        on_round: called with each round's record.
+
+    Raises:
+        FeddpmsError: a setting, a data file or the folder is not as it should be; nothing is
+            written then.
+    """
+    return _run(settings, load(settings.data, Rng(settings.seed)), out, on_round)
+
+
+def compare(
+    settings: Run,
+    methods: Sequence[config.Values],
+    seeds: Sequence[int],
+    out: Path | str,
+    on_start: Callable[[Run], OnRound | None] = lambda run: None,
+) -> list[Result]:
+    """Run several methods on the same data, split, network and initial weights, for each seed.
+
+    Args:
+        settings: what all have in common.
+        methods: the values of each method, as `config.parse` takes them.
+        seeds: one run for each method and seed.
+        out: a new or empty folder; each run gets a folder in it, and `report.html` compares them.
+        on_start: called before each run; what it returns is called with each round's record.
+
+    Raises:
+        FeddpmsError: as `run`.
+    """
+    runs = [
+        replace(settings, method=config.build_method(values, "method"), seed=seed)
+        for seed in seeds
+        for values in methods
+    ]
+    folder = new_folder(Path(out))
+    results, loaded = [], (None, None)
+    for cell in runs:
+        if loaded[0] != cell.seed:
+            loaded = (cell.seed, load(cell.data, Rng(cell.seed)))
+            for other in (r for r in runs if not results and r.seed == cell.seed):
+                prepare(other, loaded[1])
+        name = f"{config.method_name(cell.method)}-seed{cell.seed}"
+        results.append(_run(cell, loaded[1], folder / name, on_start(cell)))
+    page.write(find([folder]), folder / "report.html")
+    return results
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run starts from."""
+
+    shards: list[Shard]
+    task: Task
+    net: torch.nn.Module
+    first: tuple[RunRecord, PartitionRecord]
+
+
+def prepare(settings: Run, data: Dataset) -> Prepared:
+    """Split the data, build the network, and check all that can be checked before training.
+
+    Raises:
+        ConfigError: settings do not fit the data or one another.
+    """
+    rng, part = Rng(settings.seed), settings.partition
+    labels = data.train.y.numpy()
+    parts = split(labels, len(data.classes), part, rng)
+    shards = [Shard(data.train.x[i], data.train.y[i]) for i in map(torch.from_numpy, parts)]
+    net = build(_shape(data), len(data.classes), settings.net, rng.at("initial weights"))
+    task = Task(len(data.classes), len(shards), settings.rounds, net.latent)
+    settings.method.start({}, task)  # complains about settings that do not fit the run
+    calibrate(settings.privacy)
+    first = RunRecord(
+        version=feddpms.__version__,
+        method=config.method_name(settings.method),
+        data=data.name,
+        seed=settings.seed,
+        clients=len(shards),
+        rounds=settings.rounds,
+        classes=data.classes,
+        parameters=sum(v.numel() for v in trunk(dict(net.named_parameters())).values()),
+        train_examples=sum(map(len, shards)),
+        test_examples=len(data.test),
+        partition=describe(part),
+    )
+    table = counts(labels, parts, len(data.classes)).tolist()
+    return Prepared(shards, task, net, (first, PartitionRecord(counts=tuple(map(tuple, table)))))
+
+
+def new_folder(path: Path) -> Path:
+    """Make a folder, or take an empty one.
+
+    Raises:
+        RunFolderError: something is there; it is left as it is.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunFolderError(
+            f"expected a new or empty folder, got {path}, which holds something; choose another"
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _run(settings: Run, data: Dataset, out: Path | str | None, on_round: OnRound | None) -> Result:
+    """Run on loaded data."""
+    prepared = prepare(settings, data)
+    folder = new_folder(Path(out)) if out is not None else None
+    if folder:
+        records.write_file(folder / "run.toml", config.text(settings).encode())
+    with (
+        (folder / "records.jsonl").open("w") if folder else nullcontext() as log,
+        (folder / "ledger.jsonl").open("w") if folder else nullcontext() as entries,
+    ):
+        for record in prepared.first if log else ():
+            records.write(record, log)
+
+        def note(record: RoundRecord) -> None:
+            if log:
+                records.write(record, log)
+            if on_round:
+                on_round(record)
+
+        ledger = Ledger(entries)
+        outcome = simulate(
+            settings.method,
+            prepared.shards,
+            data.test,
+            prepared.net,
+            prepared.task,
+            settings.local,
+            settings.privacy,
+            settings.engine,
+            Rng(settings.seed),
+            ledger,
+            note,
+        )
+        words = claim(ledger, settings.privacy.target_delta)
+        if log:
+            records.write(PrivacyRecord(claim=words), log)
+    if folder:
+        _finish(folder, outcome.model, sheet(data, outcome.memories))
+    return Result(settings, outcome.model, outcome.rounds, words, folder)
+
+
+def _finish(folder: Path, model: Tree, images: dict[str, Tensor]) -> None:
+    """Write what exists only at the end."""
+    whole = {k: v.contiguous() for k, v in model.items()}
+    records.write_file(folder / "model.safetensors", save(whole))
+    if images:
+        records.write_file(folder / "images.safetensors", save(images))
+    page.write(find([folder]), folder / "report.html")
+
+
+def sheet(data: Dataset, memories: Mapping[int, Memory]) -> dict[str, Tensor]:
+    """Test images and synthetic images by class, as bytes; empty if no method made any.
+
+    Returns:
+        `real` and `synthetic` uint8 [classes, SHEET, channels, height, width], and
+        `synthetic_count` int64 [classes].
+    """
+    made = [m.synthetic for _, m in sorted(memories.items()) if m.synthetic is not None]
+    if not any(map(len, made)):
+        return {}
+    pool = Shard(torch.cat([s.x for s in made]), torch.cat([s.y for s in made]))
+    real, _ = _rows(data.test, len(data.classes))
+    synthetic, filled = _rows(pool, len(data.classes))
+    return {"real": real, "synthetic": synthetic, "synthetic_count": filled}
+
+
+def _rows(shard: Shard, classes: int) -> tuple[Tensor, Tensor]:
+    """Up to SHEET images of each class, evenly taken, and how many there are."""
+    rows = torch.zeros(classes, SHEET, *shard.x.shape[1:], dtype=torch.uint8)
+    filled = torch.zeros(classes, dtype=torch.int64)
+    for c in range(classes):
+        places = (shard.y == c).nonzero().flatten()
+        places = places[:: max(1, len(places) // SHEET)][:SHEET]
+        rows[c, : len(places)] = (shard.x[places] * 255).round().to(torch.uint8)
+        filled[c] = len(places)
+    return rows, filled
+
+
+def _shape(data: Dataset) -> tuple[int, int, int]:
+    """Channels, height, width of an image."""
+    channels, height, width = data.train.x.shape[1:]
+    return channels, height, width

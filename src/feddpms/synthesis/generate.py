@@ -1,0 +1,111 @@
+"""Noisy class means -> synthetic examples. Post-processing: no argument holds private data."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor
+
+from feddpms.types import Shard, Tree, settings
+
+
+@settings
+class Drawing:
+    """How many synthetic examples are drawn, and how."""
+
+    per_class: Annotated[int, Ge(0)] = 100
+    """synthetic examples of each needed class"""
+    spread: Annotated[float, Ge(0)] = 0.3
+    """tau: public standard deviation of a draw around a released mean"""
+    tries: Annotated[int, Ge(1)] = 10
+    """passes of the filter at the most; each decodes what is still missing"""
+    weight: Annotated[float, Gt(0)] = 1.0
+    """weight of a synthetic example in the loss"""
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """Synthetic examples, and how hard they were to get.
+
+    Attributes:
+        shard: the accepted examples, in the order of their classes.
+        tried: images decoded.
+        accepted: images that the global classifier called by their class and that were kept.
+    """
+
+    shard: Shard
+    tried: int
+    accepted: int
+
+
+def extend(
+    old: Shard | None, net, matched: Tree, drawing: Drawing, rng: torch.Generator
+) -> tuple[Shard, dict[str, float]]:
+    """A client's synthetic examples with those of newly matched means, and the counts to report.
+
+    Args: `old` is what was made before; the others as for `generate`.
+    """
+    made = generate(net, matched, drawing, rng)
+    shard = made.shard
+    if old is not None:
+        shard = Shard(torch.cat([old.x, shard.x]), torch.cat([old.y, shard.y]), shard.weight)
+    return shard, {"synthetic_tried": made.tried, "synthetic_kept": made.accepted}
+
+
+def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synthesis:
+    """Decode z = mean + spread * N(0, I) and keep what the global classifier calls by its class.
+
+    Args:
+        net: a network that holds the global weights and the global decoder.
+        matched: `classes` [m] and `means` [m, latent]; a class may have several means, used in turn.
+        drawing: number, spread and cap.
+        rng: stream of the draws.
+
+    Returns:
+        At most `drawing.per_class` examples of each class.
+    """
+    was_training = net.training
+    net.eval()
+    kept: dict[int, list[Tensor]] = {c: [] for c in sorted(set(matched["classes"].tolist()))}
+    tried = 0
+    for _ in range(drawing.tries):
+        missing = {c: drawing.per_class - len(images) for c, images in kept.items()}
+        labels = torch.tensor([c for c, n in missing.items() for _ in range(n)], dtype=torch.int64)
+        if not len(labels):
+            break
+        images, right = _decode(net, matched, missing, labels, drawing.spread, rng)
+        tried += len(labels)
+        for i in right.nonzero().flatten().tolist():
+            kept[int(labels[i])].append(images[i])
+    net.train(was_training)
+    return _synthesis(net, matched["means"], kept, tried, drawing.weight)
+
+
+def _decode(
+    net, matched: Tree, missing: dict[int, int], labels: Tensor, spread: float, rng
+) -> tuple[Tensor, Tensor]:
+    """One image for each label, and whether the classifier agrees with the label."""
+    rows = [_rows(matched["classes"], c, n) for c, n in missing.items() if n]
+    means = matched["means"][torch.cat(rows)]
+    noise = torch.randn(means.shape, generator=rng, dtype=means.dtype)
+    with torch.no_grad():
+        images = net.decode((means + spread * noise).clamp(0, 1))
+        return images, net(images).argmax(1) == labels
+
+
+def _rows(classes: Tensor, c: int, n: int) -> Tensor:
+    """n places in `classes` that hold c, taking several in turn."""
+    places = (classes == c).nonzero().flatten()
+    return places.repeat(-(-n // len(places)))[:n]
+
+
+def _synthesis(net, means: Tensor, kept: dict[int, list[Tensor]], tried: int, weight: float):
+    """The kept images as one shard, which may be empty."""
+    labels = torch.tensor([c for c, images in kept.items() for _ in images], dtype=torch.int64)
+    if len(labels):
+        x = torch.stack([image for images in kept.values() for image in images])
+    else:
+        with torch.no_grad():
+            x = net.decode(means[:1])[:0]
+    return Synthesis(Shard(x, labels, weight), tried, len(labels))

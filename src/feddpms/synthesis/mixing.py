@@ -1,0 +1,46 @@
+"""Averages of images that clients exchange, and the loss that mixes them in (FedMix).
+
+Yoon, Shin, Hwang, Yang, ICLR 2021. With v = (1 - lam) x and a pair (xbar, ybar) from the pool of
+averages, the loss of an example is
+(1 - lam) l(f(v), y) + lam l(f(v), ybar) + lam (1 - lam) <d l(f(v), y) / dv, xbar>,
+the mixup loss to first order in lam xbar.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from feddpms.types import Loss, Shard, Tree
+
+
+def averages(shard: Shard, classes: int, group_size: int, order: torch.Generator) -> Tree:
+    """Mean images `x` [g, c, h, w] and mean labels `y` [g, classes] of random groups.
+
+    The examples left over when `group_size` does not divide them are spread over the groups, so
+    that no average holds fewer.
+    """
+    groups = torch.randperm(len(shard), generator=order).tensor_split(
+        max(1, len(shard) // group_size)
+    )
+    labels = F.one_hot(shard.y, classes).to(shard.x.dtype)
+    return {
+        "x": torch.stack([shard.x[g].mean(0) for g in groups]),
+        "y": torch.stack([labels[g].mean(0) for g in groups]),
+    }
+
+
+def mixed(pool: Tree, lam: float, draws: torch.Generator) -> Loss:
+    """The mean over the batch of the three terms above."""
+
+    def loss(net, batch):
+        pick = torch.randint(len(pool["x"]), (len(batch.y),), generator=draws)
+        x_bar, y_bar = pool["x"][pick], pool["y"][pick]
+        v = ((1 - lam) * batch.x).requires_grad_()
+        logits = net(v)
+        own = F.cross_entropy(logits, batch.y, reduction="none")
+        other = F.cross_entropy(logits, y_bar, reduction="none")
+        # The sum: each example's derivative must not carry the batch's 1/b.
+        (slope,) = torch.autograd.grad(own.sum(), v, create_graph=True)
+        taylor = (slope * x_bar).flatten(1).sum(1)
+        return ((1 - lam) * own + lam * other + lam * (1 - lam) * taylor).mean()
+
+    return loss
