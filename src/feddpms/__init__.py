@@ -1,9 +1,9 @@
 """Federated learning on non-IID data, helped by differentially private synthetic data.
 
-    from feddpms import FedDPMS, Run, run
+from feddpms import FedDPMS, Run, run
 
-    result = run(Run(method=FedDPMS(), rounds=10), out="runs/first")
-    print(result.accuracy, result.claim)
+result = run(Run(method=FedDPMS(), rounds=10), out="runs/first")
+print(result.accuracy, result.claim)
 """
 
 from importlib import import_module

@@ -206,3 +206,24 @@ def _read(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def template(run: Run) -> str:
+    """The settings as TOML, each with its meaning in a comment above it."""
+    lines: list[str] = []
+    _describe(run, "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _describe(part: Any, path: str, lines: list[str]) -> None:
+    """Append a table: its values first, then the tables in it."""
+    if path:
+        lines += ["", f"[{path}]"]
+    if type(part) in METHODS.values():
+        lines.append(f'name = "{type(part).__name__.lower()}"')
+    docs = {name: field.description for name, field in type(part).__pydantic_fields__.items()}
+    tables = [f.name for f in fields(part) if is_dataclass(getattr(part, f.name))]
+    for name in (f.name for f in fields(part) if f.name not in tables):
+        lines += [f"# {docs[name]}", tomli_w.dumps({name: getattr(part, name)}).strip()]
+    for name in tables:
+        _describe(getattr(part, name), f"{path}.{name}" if path else name, lines)

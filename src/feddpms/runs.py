@@ -17,13 +17,13 @@ from torch import Tensor
 import feddpms
 from feddpms import config, records
 from feddpms.config import Run
-from feddpms.data import Dataset, counts, describe, load, split
+from feddpms.data import Dataset, counts, describe, load, split, table
 from feddpms.engine import simulate
 from feddpms.errors import RunFolderError
 from feddpms.models import build, trunk
 from feddpms.privacy import Ledger, calibrate, claim
 from feddpms.records import PartitionRecord, PrivacyRecord, RoundRecord, RunRecord
-from feddpms.report import page
+from feddpms.report import page, plots
 from feddpms.report.load import find
 from feddpms.rng import Rng
 from feddpms.types import Memory, Shard, Task, Tree
@@ -146,8 +146,32 @@ def prepare(settings: Run, data: Dataset) -> Prepared:
         test_examples=len(data.test),
         partition=describe(part),
     )
-    table = counts(labels, parts, len(data.classes)).tolist()
-    return Prepared(shards, task, net, (first, PartitionRecord(counts=tuple(map(tuple, table)))))
+    held = counts(labels, parts, len(data.classes)).tolist()
+    return Prepared(shards, task, net, (first, PartitionRecord(counts=tuple(map(tuple, held)))))
+
+
+def show_partition(settings: Run, picture: Path) -> tuple[str, Path]:
+    """The class histogram of each client as text, and as a picture in a new file.
+
+    Args:
+        settings: data and partition.
+        picture: a path that ends in .svg or .png.
+
+    Raises:
+        FeddpmsError: the data or the partition is not as it should be, or the file exists.
+    """
+    if picture.suffix not in (".svg", ".png"):
+        raise RunFolderError(f"expected a picture name that ends in .svg or .png, got {picture}")
+    if picture.exists():
+        raise RunFolderError(f"{picture} exists; choose another name for the picture")
+    data = load(settings.data, Rng(settings.seed))
+    labels = data.train.y.numpy()
+    parts = split(labels, len(data.classes), settings.partition, Rng(settings.seed))
+    held = counts(labels, parts, len(data.classes))
+    svg = picture.suffix == ".svg"
+    drawn = (plots.partition_svg if svg else plots.partition_png)(held.tolist(), data.classes)
+    records.write_file(picture, drawn.encode() if isinstance(drawn, str) else drawn)
+    return table(held, data.classes), picture
 
 
 def new_folder(path: Path) -> Path:

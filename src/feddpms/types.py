@@ -16,7 +16,6 @@ Tree = dict[str, Tensor]
 """Named tensors: weights, controls, latent means; anything that is sent or kept."""
 
 
-
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def settings(cls: type[T]) -> type[T]:
     """Make a frozen, keyword-only dataclass whose fields are checked when it is built.

@@ -154,7 +154,9 @@ class FedDPMS:
         else:
             weights = [answers[c].numbers["examples"] for c in answers]
             decoder = mean([replies[c].trees["decoder"] for c in answers], weights)
-        return replace(state, decoder=decoder, inner=self.inner.start(trunk(inner.model), state.task))
+        return replace(
+            state, decoder=decoder, inner=self.inner.start(trunk(inner.model), state.task)
+        )
 
     def _left(self, state: Bank) -> int:
         """Preliminary rounds still to come."""

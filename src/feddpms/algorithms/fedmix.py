@@ -64,7 +64,9 @@ class FedMix:
         """Average groups of examples, or train on mixtures."""
         if ask.kind == "share" or ask.inner is None:
             sent = averages(me.shard, me.task.classes, self.group_size, me.rng.torch("groups"))
-            return Message("share", {"averages": sent}, {}, in_the_clear("averaged images")), me.memory
+            return Message(
+                "share", {"averages": sent}, {}, in_the_clear("averaged images")
+            ), me.memory
         pool = ask.trees.get("pool") or me.memory.trees["pool"]
         loss = mixed(pool, self.lam, me.rng.torch("mixtures")) if self.lam else me.loss
         inner = replace(me, loss=loss, memory=me.memory.inner or Memory())

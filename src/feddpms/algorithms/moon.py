@@ -64,7 +64,7 @@ def representations(me: Client, tree: Tree) -> Tensor:
 
 
 def contrastive(base: Loss, z_g: Tensor, z_p: Tensor, mu: float, temperature: float) -> Loss:
-    """base + mu * mean of l_con over the batch; `z_g`, `z_p` are constants [n, d]."""
+    """Base loss + mu * mean of l_con over the batch; `z_g`, `z_p` are constants [n, d]."""
 
     def loss(net, batch):
         z, i = net.features(batch.x), batch.index

@@ -36,9 +36,7 @@ def evaluate(net: Any, shard: Shard, classes: int, size: int = 500) -> Score:
             total += float(F.cross_entropy(logits, y, reduction="sum"))
             right += torch.bincount(y[logits.argmax(1) == y], minlength=classes)
     count = torch.bincount(shard.y, minlength=classes)
-    per_class = tuple(
-        int(r) / int(n) if n else math.nan for r, n in zip(right, count, strict=True)
-    )
+    per_class = tuple(int(r) / int(n) if n else math.nan for r, n in zip(right, count, strict=True))
     return Score(int(right.sum()) / len(shard), total / len(shard), per_class)
 
 

@@ -8,9 +8,7 @@ from feddpms.models.encoder import norm
 class Decoder(nn.Module):
     """Latent codes [b, latent] -> images [b, c, h, w] in [0, 1]."""
 
-    def __init__(
-        self, latent: int, channels: int, side: tuple[int, int], width: int, kind: str
-    ):
+    def __init__(self, latent: int, channels: int, side: tuple[int, int], width: int, kind: str):
         super().__init__()
         self.shape = (2 * width, side[0] // 4, side[1] // 4)
         self.open = nn.Linear(latent, self.shape[0] * self.shape[1] * self.shape[2])

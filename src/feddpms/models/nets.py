@@ -28,7 +28,7 @@ class NetSettings:
     """Size of the network."""
 
     width: Annotated[float, Gt(0)] = 1.0
-    """factor on the number of channels (16, 32, 32 for one-channel images; twice that for colour)"""
+    """factor on the channels: 16, 32, 32 for one-channel images, twice that for colour"""
     latent: Annotated[int, Ge(0)] = 0
     """latent length; 0 takes 32 for one-channel images, 128 for colour"""
     hidden: Annotated[int, Ge(1)] = 128
@@ -40,7 +40,9 @@ class NetSettings:
 class Vae(nn.Module):
     """A variational auto-encoder with a classifier on its latent code (paper, section 3.2).
 
-    The latent mean is a sigmoid, so codes lie in [0, 1]^latent.
+    The latent mean is a sigmoid, so codes lie in [0, 1]^latent. Classifier and decoder see them
+    moved to mean 0 and variance 1 as if they were uniform: raw, they start near one point, and
+    learning is slow.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, settings: NetSettings):
@@ -69,15 +71,15 @@ class Vae(nn.Module):
 
     def decode(self, z: Tensor) -> Tensor:
         """Images [b, c, h, w] in [0, 1] of latent codes [b, latent]."""
-        return self.decoder(z)
+        return self.decoder(_standard(z))
 
     def classify(self, z: Tensor) -> Tensor:
         """Logits [b, classes] of latent codes [b, latent]."""
-        return self.classifier(z)
+        return self.classifier(_standard(z))
 
     def features(self, x: Tensor) -> Tensor:
         """What enters the last linear layer [b, hidden]."""
-        return self.classifier.body(self.code(x))
+        return self.classifier.body(_standard(self.code(x)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [b, classes] of images."""
@@ -108,6 +110,11 @@ def build(shape: tuple[int, int, int], classes: int, settings: NetSettings, rng:
 def trunk(tree: Tree) -> Tree:
     """The part of a tree that predicts: everything but the log-variance head and the decoder."""
     return {k: v for k, v in tree.items() if not k.startswith(GENERATIVE)}
+
+
+def _standard(z: Tensor) -> Tensor:
+    """Codes in [0, 1] on the scale of a standard variable."""
+    return (z - 0.5) * math.sqrt(12)
 
 
 def split(tree: Tree) -> tuple[Tree, Tree]:

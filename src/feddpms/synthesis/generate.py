@@ -58,7 +58,7 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
 
     Args:
         net: a network that holds the global weights and the global decoder.
-        matched: `classes` [m] and `means` [m, latent]; a class may have several means, used in turn.
+        matched: `classes` [m] and `means` [m, latent]; several means of a class are used in turn.
         drawing: number, spread and cap.
         rng: stream of the draws.
 
@@ -95,7 +95,7 @@ def _decode(
 
 
 def _rows(classes: Tensor, c: int, n: int) -> Tensor:
-    """n places in `classes` that hold c, taking several in turn."""
+    """Take n places in `classes` that hold c, taking several in turn."""
     places = (classes == c).nonzero().flatten()
     return places.repeat(-(-n // len(places)))[:n]
 

@@ -1,0 +1,380 @@
+"""The command `feddpms`. Each verb reads its options, calls one function, and prints."""
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from feddpms.errors import ConfigError, FeddpmsError
+
+if TYPE_CHECKING:
+    from feddpms.config import Run
+    from feddpms.records import RoundRecord
+
+app = typer.Typer(
+    name="feddpms",
+    help="Train one classifier across data owners that must not pool their data.\n\n"
+    "Start with: feddpms compare --methods fedavg,feddpms --rounds 20",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+MethodOption = Annotated[
+    str | None, typer.Option("--method", help="See `feddpms methods`; a+b is a around b.")
+]
+DataOption = Annotated[
+    str | None, typer.Option("--data", help="See `feddpms datasets`; hf:NAME for the hub.")
+]
+DirOption = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder or file that holds the data set.")
+]
+FractionOption = Annotated[
+    float | None, typer.Option(help="Part of the training data, in (0, 1]; the test set is whole.")
+]
+ClientsOption = Annotated[int | None, typer.Option(help="Number of clients.")]
+KindOption = Annotated[
+    str | None,
+    typer.Option(
+        "--partition",
+        help="dirichlet, dirichlet_client, iid, shards, labels, quantity, or file.",
+    ),
+]
+BetaOption = Annotated[
+    float | None, typer.Option(help="Dirichlet concentration, > 0; smaller is more unequal.")
+]
+RoundsOption = Annotated[int | None, typer.Option(help="Rounds of communication.")]
+EpochsOption = Annotated[
+    int | None, typer.Option(help="Passes over its data a client makes in a round.")
+]
+SeedOption = Annotated[int | None, typer.Option(help="Decides everything that is random.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Any setting, see `feddpms settings`; repeatable."),
+]
+ConfigArgument = Annotated[
+    Path | None,
+    typer.Argument(help="TOML file with settings; options go before it.", metavar="[CONFIG.toml]"),
+]
+
+
+@app.command()
+def run(
+    config_file: ConfigArgument = None,
+    method: MethodOption = None,
+    data: DataOption = None,
+    data_dir: DirOption = None,
+    fraction: FractionOption = None,
+    clients: ClientsOption = None,
+    partition: KindOption = None,
+    beta: BetaOption = None,
+    rounds: RoundsOption = None,
+    local_epochs: EpochsOption = None,
+    seed: SeedOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for the run; default runs/NAME.")
+    ] = None,
+    set_: SetOption = None,
+) -> None:
+    """Run one method once. `feddpms run DIR/run.toml` repeats a run to the same bytes."""
+    from feddpms import config, runs
+
+    given = _given(data, data_dir, fraction, clients, partition, beta, rounds, local_epochs)
+    settings = config.parse(_values(config_file, {**given, "method": method, "seed": seed}, set_))
+    name = f"{settings.data.name}-{config.method_name(settings.method)}-seed{settings.seed}"
+    folder = out or _free(Path("runs"), name)
+    with _Progress() as start:
+        result = runs.run(settings, folder, start(settings))
+    typer.echo(_table([folder]))
+    typer.echo(f"\nPrivacy. {result.claim}")
+    typer.echo(f"\nPage: {folder / 'report.html'}")
+
+
+@app.command()
+def compare(
+    config_file: ConfigArgument = None,
+    methods: Annotated[
+        str, typer.Option(help="Names, with commas between.")
+    ] = "local,fedavg,fedprox,moon,fedmix,feddpms",
+    seeds: Annotated[
+        str, typer.Option(help="Numbers, with commas between; one run for each method and seed.")
+    ] = "0",
+    data: DataOption = None,
+    data_dir: DirOption = None,
+    fraction: FractionOption = None,
+    clients: ClientsOption = None,
+    partition: KindOption = None,
+    beta: BetaOption = None,
+    rounds: RoundsOption = None,
+    local_epochs: EpochsOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for the runs; default runs/NAME.")
+    ] = None,
+    set_: SetOption = None,
+) -> None:
+    """Run several methods under equal conditions: same data, split, network, weights and steps.
+
+    A setting of one method is set by its name: --set fedprox.mu=0.1.
+    """
+    from feddpms import config, runs
+
+    given = _given(data, data_dir, fraction, clients, partition, beta, rounds, local_epochs)
+    names = _list("--methods", methods, str)
+    shared, own = _by_method(names, set_ or [])
+    settings = config.parse(_values(config_file, given, shared))
+    cells = [config.override(config.method_values(n), own[n]) for n in names]
+    folder = out or _free(Path("runs"), f"{settings.data.name}-compare")
+    with _Progress() as start:
+        runs.compare(settings, cells, _list("--seeds", seeds, int), folder, start)
+    typer.echo(_table([folder]))
+    typer.echo(f"\nPage: {folder / 'report.html'}")
+
+
+@app.command()
+def methods() -> None:
+    """List the methods."""
+    from feddpms.algorithms import METHODS
+
+    rows = [
+        (name, cls.about.family, cls.about.paper, cls.about.extra) for name, cls in METHODS.items()
+    ]
+    typer.echo(_columns([("method", "family", "source", "beyond one model each way"), *rows]))
+    typer.echo("\nfamily `data` wraps a training method: feddpms+moon is FedDPMS around MOON.")
+
+
+@app.command()
+def settings(
+    method: Annotated[str, typer.Argument(help="A method, such as feddpms+moon.")] = "feddpms",
+) -> None:
+    """Print every setting with its default and meaning, as a TOML file to start from."""
+    from feddpms import config
+
+    typer.echo(config.template(config.parse({"method": method})), nl=False)
+
+
+@app.command()
+def datasets(data_dir: DirOption = None) -> None:
+    """List the data sets, and whether each was found."""
+    from feddpms.data import available
+
+    rows = [
+        (name, "found" if found else "-", what, where)
+        for name, what, found, where in available(str(data_dir or ""))
+    ]
+    typer.echo(_columns([("data set", "", "what it is", "where it is looked for"), *rows]))
+
+
+@app.command()
+def partition(
+    config_file: ConfigArgument = None,
+    data: DataOption = None,
+    data_dir: DirOption = None,
+    fraction: FractionOption = None,
+    clients: ClientsOption = None,
+    partition: KindOption = None,
+    beta: BetaOption = None,
+    seed: SeedOption = None,
+    out: Annotated[Path | None, typer.Option(help="Picture to write, .svg or .png.")] = None,
+    set_: SetOption = None,
+) -> None:
+    """Show who holds what: examples of each class at each client, as text and as a picture."""
+    from feddpms import config, runs
+
+    given = _given(data, data_dir, fraction, clients, partition, beta, None, None)
+    chosen = config.parse(_values(config_file, {**given, "seed": seed}, set_))
+    words, picture = runs.show_partition(chosen, out or _free(Path(), "partition", ".svg"))
+    typer.echo(words)
+    typer.echo(f"\nPicture: {picture}")
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="DIR...")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Page to write; default report.html in the first folder.")
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as Markdown.")
+    ] = False,
+) -> None:
+    """Compare finished runs: a table, and one page that needs no network."""
+    from feddpms.report import page
+    from feddpms.report.load import find
+
+    target = out or folders[0] / "report.html"
+    page.write(find(folders), target)
+    typer.echo(_table(folders, markdown))
+    typer.echo(f"\nPage: {target}")
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one line and exit 2."""
+    try:
+        app(standalone_mode=False)
+    except FeddpmsError as error:
+        _fail(str(error))
+    except click.ClickException as error:
+        _fail(f"{error.format_message()} See feddpms --help.")
+    except (KeyboardInterrupt, click.Abort):
+        typer.echo("feddpms: stopped", err=True)
+        sys.exit(130)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+
+
+def _fail(line: str) -> None:
+    """Print one line on standard error and exit with 2."""
+    typer.echo("feddpms: " + " ".join(line.split()), err=True)
+    sys.exit(2)
+
+
+def _given(
+    data: str | None,
+    data_dir: Path | None,
+    fraction: float | None,
+    clients: int | None,
+    partition: str | None,
+    beta: float | None,
+    rounds: int | None,
+    local_epochs: int | None,
+) -> dict[str, Any]:
+    """The options as nested settings; None where an option was not given."""
+    return {
+        "rounds": rounds,
+        "data": {
+            "name": data,
+            "dir": None if data_dir is None else str(data_dir),
+            "fraction": fraction,
+        },
+        "partition": {"kind": partition, "clients": clients, "beta": beta},
+        "local": {"epochs": local_epochs},
+    }
+
+
+def _values(
+    file: Path | None, given: dict[str, Any], assignments: list[str] | None
+) -> dict[str, Any]:
+    """Settings from a file, then options, then --set."""
+    from feddpms import config
+
+    values = config.load(file) if file else {}
+    return config.override(config.merge(values, _without_none(given)), assignments or [])
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    """The values that were given."""
+    nested = {k: _without_none(v) if isinstance(v, dict) else v for k, v in values.items()}
+    return {k: v for k, v in nested.items() if v is not None and v != {}}
+
+
+def _by_method(names: list[str], assignments: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Assignments for all methods, and those of each method by its name."""
+    from feddpms.algorithms import METHODS
+
+    shared, own = [], {name: [] for name in names}
+    for assignment in assignments:
+        head, _, rest = assignment.partition(".")
+        if head in own and rest:
+            own[head].append(rest)
+        elif head in METHODS or head == "method":
+            raise ConfigError(
+                f'--set {assignment}: "{head}" is not among --methods {",".join(names)}; '
+                "name the method as it stands there"
+            )
+        else:
+            shared.append(assignment)
+    return shared, own
+
+
+def _list(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
+    """A comma-separated option."""
+    try:
+        items = [kind(part.strip()) for part in text.split(",") if part.strip()]
+    except ValueError:
+        items = []
+    if (
+        not items
+        or len(set(items)) < len(items)
+        or any(isinstance(i, int) and i < 0 for i in items)
+    ):
+        what = "different numbers >= 0" if kind is int else "different names"
+        raise ConfigError(f'{option}: expected {what} with commas between, got "{text}"')
+    return items
+
+
+def _free(parent: Path, name: str, suffix: str = "") -> Path:
+    """The first of name, name-2, name-3 ... that does not exist."""
+    path, n = parent / f"{name}{suffix}", 1
+    while path.exists():
+        n += 1
+        path = parent / f"{name}-{n}{suffix}"
+    return path
+
+
+def _table(folders: list[Path], markdown: bool = False) -> str:
+    """The table of the runs in these folders."""
+    from feddpms.report.compare import compare as group
+    from feddpms.report.compare import markdown_table, text_table
+    from feddpms.report.load import find
+
+    return (markdown_table if markdown else text_table)(group(find(folders)))
+
+
+def _columns(rows: list[tuple[str, ...]]) -> str:
+    """Rows as aligned text."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
+    )
+
+
+class _Progress:
+    """A bar with round, accuracy, loss and time left; silent where nobody watches."""
+
+    def __enter__(self) -> Callable[["Run"], Callable[["RoundRecord"], None] | None]:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn(
+                "round {task.fields[round]}  accuracy {task.fields[accuracy]}  loss {task.fields[loss]}"
+            ),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.bar.start()
+        return self._start
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def _start(self, run: "Run") -> Callable[["RoundRecord"], None]:
+        from feddpms.config import method_name
+
+        name = f"{method_name(run.method)} seed {run.seed}"
+        task = self.bar.add_task(
+            name, total=run.rounds, round=f"0/{run.rounds}", accuracy="-", loss="-"
+        )
+
+        def show(record: "RoundRecord") -> None:
+            self.bar.update(
+                task,
+                completed=record.round,
+                round=f"{record.round}/{run.rounds}",
+                accuracy=f"{record.test_accuracy:.1%}",
+                loss=f"{record.test_loss:.3f}",
+            )
+
+        return show

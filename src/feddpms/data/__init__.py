@@ -1,0 +1,20 @@
+"""Data sets by name, how a training set is split over clients, and who then holds what."""
+
+from feddpms.data.datasets import DATASETS, Data, Dataset, Source, available, load
+from feddpms.data.partition import Partition, describe, split
+from feddpms.data.stats import counts, effective_classes, table
+
+__all__ = [
+    "DATASETS",
+    "Data",
+    "Dataset",
+    "Partition",
+    "Source",
+    "available",
+    "counts",
+    "describe",
+    "effective_classes",
+    "load",
+    "split",
+    "table",
+]

@@ -1,0 +1,71 @@
+"""Small data and a small network that every test can share."""
+
+import pytest
+import torch
+
+from feddpms.algorithms import Client, Training
+from feddpms.models import NetSettings, build
+from feddpms.privacy import Privacy
+from feddpms.rng import Rng
+from feddpms.types import Shard, Task
+
+CLASSES = 3
+
+
+def blobs(n: int, labels: list[int], seed: int) -> Shard:
+    """Images 4x4 whose bright corner tells the class; n of them, labels taken in turn."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.tensor([labels[i % len(labels)] for i in range(n)])
+    x = 0.3 * torch.rand(n, 1, 4, 4, generator=g)
+    for i, c in enumerate(y.tolist()):
+        x[i, 0, 2 * (c // 2) : 2 * (c // 2) + 2, 2 * (c % 2) : 2 * (c % 2) + 2] += 0.6
+    return Shard(x, y)
+
+
+@pytest.fixture()
+def shards() -> list[Shard]:
+    """Three clients of unequal size, each short of a class."""
+    return [blobs(24, [0, 1], 1), blobs(40, [1, 2], 2), blobs(31, [2, 0, 2], 3)]
+
+
+@pytest.fixture()
+def test_set() -> Shard:
+    return blobs(60, [0, 1, 2], 9)
+
+
+@pytest.fixture()
+def task() -> Task:
+    return Task(classes=CLASSES, clients=3, rounds=4, latent=6)
+
+
+def small_net(seed: int = 0):
+    """A small network with batch norm for 4x4 images."""
+    settings = NetSettings(width=0.25, latent=6, hidden=8)
+    return build((1, 4, 4), CLASSES, settings, Rng(seed))
+
+
+@pytest.fixture()
+def net():
+    return small_net()
+
+
+LOOSE = Privacy(
+    target_epsilon=50.0, count_noise_multiplier=0.5, min_class_count=3.0, l2_clip=1.0
+)
+"""A release with little noise, so that small shards can share."""
+
+
+def client(shard: Shard, net, task: Task, round: int = 1, id: int = 0, **changes) -> Client:
+    """A client as the engine would make it."""
+    local = changes.pop("local", Training(epochs=2, batch_size=8, lr=0.01))
+    values = {
+        "id": id,
+        "shard": shard,
+        "net": net,
+        "task": task,
+        "local": local,
+        "lr": local.lr_at(round),
+        "privacy": LOOSE,
+        "rng": Rng(0).at("client", id, round),
+    }
+    return Client(**{**values, **changes})
