@@ -18,6 +18,7 @@ from feddpms.algorithms.method import About, Client, Method
 from feddpms.algorithms.trees import mean
 from feddpms.errors import ConfigError
 from feddpms.models import VaeSettings, split, trunk, vae_loss
+from feddpms.privacy import in_the_clear
 from feddpms.synthesis import Drawing, Matching, Release, extend, match, release
 from feddpms.types import Memory, Message, Task, Tree, settings
 
@@ -132,8 +133,10 @@ class FedDPMS:
             return Message("vae", inner=reply), Memory(inner=memory)
         rest, own = split(reply.trees["model"])
         reply = replace(reply, trees={**reply.trees, "model": rest})
-        sent = {"decoder": own} if ask.numbers["rounds_left"] == 1 else {}
-        return Message("vae", sent, inner=reply), Memory({"decoder": own}, inner=memory)
+        memory = Memory({"decoder": own}, inner=memory)
+        if ask.numbers["rounds_left"] > 1:
+            return Message("vae", inner=reply), memory
+        return Message("vae", {"decoder": own}, {}, in_the_clear("decoder"), reply), memory
 
     def server(self, state: Bank, replies: Mapping[int, Message]) -> Bank:
         """Keep releases, or hand the inner replies on; start the inner method anew after T_p."""

@@ -59,7 +59,7 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
     Args:
         net: a network that holds the global weights and the global decoder.
         matched: `classes` [m] and `means` [m, latent]; several means of a class are used in turn.
-        drawing: number, spread and cap.
+        drawing: number (at least 1), spread and cap.
         rng: stream of the draws.
 
     Returns:
@@ -67,19 +67,22 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
     """
     was_training = net.training
     net.eval()
-    kept: dict[int, list[Tensor]] = {c: [] for c in sorted(set(matched["classes"].tolist()))}
-    tried = 0
+    missing = dict.fromkeys(sorted(set(matched["classes"].tolist())), drawing.per_class)
+    images, labels, tried = [], [], 0
     for _ in range(drawing.tries):
-        missing = {c: drawing.per_class - len(images) for c, images in kept.items()}
-        labels = torch.tensor([c for c, n in missing.items() for _ in range(n)], dtype=torch.int64)
-        if not len(labels):
+        wanted = torch.tensor([c for c, n in missing.items() for _ in range(n)], dtype=torch.int64)
+        decoded, right = _decode(net, matched, missing, wanted, drawing.spread, rng)
+        images.append(decoded[right])
+        labels.append(wanted[right])
+        tried += len(wanted)
+        for c in labels[-1].tolist():
+            missing[c] -= 1
+        if not any(missing.values()):
             break
-        images, right = _decode(net, matched, missing, labels, drawing.spread, rng)
-        tried += len(labels)
-        for i in right.nonzero().flatten().tolist():
-            kept[int(labels[i])].append(images[i])
     net.train(was_training)
-    return _synthesis(net, matched["means"], kept, tried, drawing.weight)
+    y = torch.cat(labels)
+    by_class = y.argsort(stable=True)
+    return Synthesis(Shard(torch.cat(images)[by_class], y[by_class], drawing.weight), tried, len(y))
 
 
 def _decode(
@@ -98,14 +101,3 @@ def _rows(classes: Tensor, c: int, n: int) -> Tensor:
     """Take n places in `classes` that hold c, taking several in turn."""
     places = (classes == c).nonzero().flatten()
     return places.repeat(-(-n // len(places)))[:n]
-
-
-def _synthesis(net, means: Tensor, kept: dict[int, list[Tensor]], tried: int, weight: float):
-    """The kept images as one shard, which may be empty."""
-    labels = torch.tensor([c for c, images in kept.items() for _ in images], dtype=torch.int64)
-    if len(labels):
-        x = torch.stack([image for images in kept.values() for image in images])
-    else:
-        with torch.no_grad():
-            x = net.decode(means[:1])[:0]
-    return Synthesis(Shard(x, labels, weight), tried, len(labels))

@@ -1,6 +1,5 @@
 """Small data and a small network that every test can share."""
 
-import pytest
 import torch
 
 from feddpms.algorithms import Client, Training
@@ -22,20 +21,16 @@ def blobs(n: int, labels: list[int], seed: int) -> Shard:
     return Shard(x, y)
 
 
-@pytest.fixture()
-def shards() -> list[Shard]:
+def three_shards() -> list[Shard]:
     """Three clients of unequal size, each short of a class."""
     return [blobs(24, [0, 1], 1), blobs(40, [1, 2], 2), blobs(31, [2, 0, 2], 3)]
 
 
-@pytest.fixture()
-def test_set() -> Shard:
+def unseen() -> Shard:
     return blobs(60, [0, 1, 2], 9)
 
 
-@pytest.fixture()
-def task() -> Task:
-    return Task(classes=CLASSES, clients=3, rounds=4, latent=6)
+TASK = Task(classes=CLASSES, clients=3, rounds=5, latent=6)
 
 
 def small_net(seed: int = 0):
@@ -44,25 +39,20 @@ def small_net(seed: int = 0):
     return build((1, 4, 4), CLASSES, settings, Rng(seed))
 
 
-@pytest.fixture()
-def net():
-    return small_net()
-
-
 LOOSE = Privacy(
     target_epsilon=50.0, count_noise_multiplier=0.5, min_class_count=3.0, l2_clip=1.0
 )
 """A release with little noise, so that small shards can share."""
 
 
-def client(shard: Shard, net, task: Task, round: int = 1, id: int = 0, **changes) -> Client:
+def client(shard: Shard, net, round: int = 1, id: int = 0, **changes) -> Client:
     """A client as the engine would make it."""
     local = changes.pop("local", Training(epochs=2, batch_size=8, lr=0.01))
     values = {
         "id": id,
         "shard": shard,
         "net": net,
-        "task": task,
+        "task": TASK,
         "local": local,
         "lr": local.lr_at(round),
         "privacy": LOOSE,
