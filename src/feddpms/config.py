@@ -80,7 +80,7 @@ def dump(value: Any) -> Any:
     """Settings as plain values; a method carries its name."""
     if not is_dataclass(value):
         return value
-    name = {"name": type(value).__name__.lower()} if type(value) in METHODS.values() else {}
+    name = {"name": type(value).__name__.lower()} if hasattr(value, "about") else {}
     return name | {f.name: dump(getattr(value, f.name)) for f in fields(value)}
 
 
@@ -219,7 +219,7 @@ def _describe(part: Any, path: str, lines: list[str]) -> None:
     """Append a table: its values first, then the tables in it."""
     if path:
         lines += ["", f"[{path}]"]
-    if type(part) in METHODS.values():
+    if hasattr(part, "about"):
         lines.append(f'name = "{type(part).__name__.lower()}"')
     docs = {name: field.description for name, field in type(part).__pydantic_fields__.items()}
     tables = [f.name for f in fields(part) if is_dataclass(getattr(part, f.name))]

@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
@@ -117,24 +118,36 @@ def write(record: Record, file: TextIO) -> None:
 def write_file(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: beside its place, synced, then renamed."""
     beside = path.with_name(f".{path.name}.part")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
 
 
 def read(path: Path) -> list[Record]:
-    """All records of a file, in order.
+    """All records of a file, in order, without a last line that a killed run left half written.
 
     Raises:
         RunFolderError: the file is missing, or a line is not a record; the line is named.
     """
     try:
-        lines = path.read_text().splitlines()
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(f"cannot read records at {path}: {error}") from None
-    return [_parse(line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]
+    found, lines = [], text.splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(_parse(line, f"{path}, line {number}"))
+        except RunFolderError:
+            if number < len(lines) or text.endswith("\n"):
+                raise
+    return found
 
 
 def _parse(line: str, where: str) -> Record:

@@ -178,13 +178,20 @@ def new_folder(path: Path) -> Path:
     """Make a folder, or take an empty one.
 
     Raises:
-        RunFolderError: something is there; it is left as it is.
+        RunFolderError: something is there, and is left as it is; or no folder can be made.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    try:
+        taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        if not taken:
+            path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"expected a place for a new folder, got {path}: {error.strerror}; choose another"
+        ) from None
+    if taken:
         raise RunFolderError(
             f"expected a new or empty folder, got {path}, which holds something; choose another"
         )
-    path.mkdir(parents=True, exist_ok=True)
     return path
 
 
