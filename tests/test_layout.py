@@ -10,7 +10,9 @@ from feddpms.algorithms import METHODS
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "feddpms"
 METHOD_FILES = sorted(
-    f for f in (SOURCE / "algorithms").glob("*.py") if f.stem not in ("__init__", "fit", "trees", "method")
+    f
+    for f in (SOURCE / "algorithms").glob("*.py")
+    if f.stem not in ("__init__", "fit", "trees", "method")
 )
 CEILINGS = {"feddpms": 180, "fit": 130, "method": 150}
 
@@ -63,4 +65,6 @@ def test_no_file_has_a_name_that_says_nothing():
 def test_the_version_is_the_same_everywhere():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert feddpms.__version__ == project["version"]
-    assert re.search(rf"^## .*{re.escape(feddpms.__version__)}", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert re.search(
+        rf"^## .*{re.escape(feddpms.__version__)}", (ROOT / "CHANGELOG.md").read_text(), re.M
+    )

@@ -1,7 +1,7 @@
 import json
 import math
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,7 @@ def one_of_each() -> list[Record]:
             test_loss=2 / 3,
             per_class_accuracy=(0.5, NAN),
             train_loss=NAN,
-            numbers={"steps": 4.0, "odd": NAN},
+            numbers={"steps": 4.0},
             seconds=0.25,
             bytes_up=10,
             bytes_down=20,
@@ -57,6 +57,15 @@ def test_what_is_written_is_read_back(tmp_path):
     assert [type(r) for r in read] == [type(r) for r in one_of_each()]
     for got, want in zip(read, one_of_each(), strict=True):
         assert repr(asdict(got)) == repr(asdict(want))
+
+
+def test_a_number_that_is_not_finite_is_read_back_as_nan(tmp_path):
+    record = replace(one_of_each()[2], test_loss=math.inf, numbers={"odd": NAN})
+    with (tmp_path / "r").open("w") as file:
+        records.write(record, file)
+    (read,) = records.read(tmp_path / "r")
+    assert math.isnan(read.test_loss)
+    assert math.isnan(read.numbers["odd"])
 
 
 def test_a_record_is_one_line_of_strict_json(tmp_path):

@@ -2,7 +2,7 @@ import random
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddpms.algorithms import FedDPMS, Training
@@ -36,12 +36,14 @@ def test_names_add_up_along_the_way():
     assert Rng(1).at() == Rng(1)
 
 
+@settings(deadline=None, max_examples=40)
 @given(names, names, st.integers(0, 3), st.integers(0, 3))
 def test_streams_differ_where_seed_or_name_differ(one, other, seed, seed2):
     same = (seed, one) == (seed2, other)
     assert (Rng(seed).number(*one) == Rng(seed2).number(*other)) == same
 
 
+@settings(deadline=None, max_examples=40)
 @given(names)
 def test_a_number_seeds_torch_and_numpy(path):
     number = Rng(0).number(*path)

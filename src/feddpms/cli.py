@@ -1,6 +1,7 @@
 """The command `feddpms`. Each verb reads its options, calls one function, and prints."""
 
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -162,11 +163,9 @@ def datasets(data_dir: DirOption = None) -> None:
     """List the data sets, and whether each was found."""
     from feddpms.data import available
 
-    rows = [
-        (name, "found" if found else "-", what, where)
-        for name, what, found, where in available(str(data_dir or ""))
-    ]
-    typer.echo(_columns([("data set", "", "what it is", "where it is looked for"), *rows]))
+    for name, what, found, where in available(str(data_dir or "")):
+        typer.echo(f"{name:9s} {'found' if found else '-':6s} {what}")
+        typer.echo(textwrap.indent(textwrap.fill(where, 82, break_on_hyphens=False), 17 * " "))
 
 
 @app.command()
@@ -251,7 +250,7 @@ def _given(
         "rounds": rounds,
         "data": {
             "name": data,
-            "dir": None if data_dir is None else str(data_dir),
+            "dir": None if data_dir is None else str(data_dir.resolve()),
             "fraction": fraction,
         },
         "partition": {"kind": partition, "clients": clients, "beta": beta},
@@ -282,12 +281,12 @@ def _by_method(names: list[str], assignments: list[str]) -> tuple[list[str], dic
     shared, own = [], {name: [] for name in names}
     for assignment in assignments:
         head, _, rest = assignment.partition(".")
-        if head in own and rest:
+        if head in own and head != "local":  # `local` is a table of settings; the method has none
             own[head].append(rest)
-        elif head in METHODS or head == "method":
+        elif head == "method" or (head in METHODS and head != "local"):
             raise ConfigError(
-                f'--set {assignment}: "{head}" is not among --methods {",".join(names)}; '
-                "name the method as it stands there"
+                f"--set {assignment}: expected a method of --methods {','.join(names)}, or a "
+                f'setting that all share, got "{head}"; name the method as it stands there'
             )
         else:
             shared.append(assignment)
@@ -347,9 +346,9 @@ class _Progress:
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn(
-                "round {task.fields[round]}  accuracy {task.fields[accuracy]}  loss {task.fields[loss]}"
-            ),
+            TextColumn("round {task.fields[round]}"),
+            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("loss {task.fields[loss]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
             disable=not console.is_terminal,

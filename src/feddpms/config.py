@@ -195,8 +195,9 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Values:
         old = merged.get(key)
         if key == "method" and isinstance(old, str):
             old = method_values(old)
-        nested = isinstance(old, Mapping) and isinstance(change, Mapping)
-        merged[key] = merge(old, change) if nested else change
+        if isinstance(old, Mapping) and isinstance(change, Mapping):
+            change = merge(old, change)
+        merged[key] = change
     return merged
 
 

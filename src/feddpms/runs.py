@@ -6,7 +6,6 @@ and `report.html`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import feddpms
 from feddpms import config, records
 from feddpms.config import Run
 from feddpms.data import Dataset, counts, describe, load, split, table
-from feddpms.engine import simulate
+from feddpms.engine import Outcome, simulate
 from feddpms.errors import RunFolderError
 from feddpms.models import build, trunk
 from feddpms.privacy import Ledger, calibrate, claim
@@ -91,20 +90,18 @@ def compare(
     Raises:
         FeddpmsError: as `run`.
     """
-    runs = [
-        replace(settings, method=config.build_method(values, "method"), seed=seed)
-        for seed in seeds
-        for values in methods
-    ]
-    folder = new_folder(Path(out))
-    results, loaded = [], (None, None)
-    for cell in runs:
-        if loaded[0] != cell.seed:
-            loaded = (cell.seed, load(cell.data, Rng(cell.seed)))
-            for other in (r for r in runs if not results and r.seed == cell.seed):
-                prepare(other, loaded[1])
-        name = f"{config.method_name(cell.method)}-seed{cell.seed}"
-        results.append(_run(cell, loaded[1], folder / name, on_start(cell)))
+    folder, results = Path(out), []
+    built = [config.build_method(values, "method") for values in methods]
+    for seed in seeds:
+        data = load(settings.data, Rng(seed))
+        cells = [replace(settings, method=method, seed=seed) for method in built]
+        if not results:
+            for cell in cells:
+                prepare(cell, data)  # complains before anything is written
+            new_folder(folder)
+        for cell in cells:
+            name = f"{config.method_name(cell.method)}-seed{seed}"
+            results.append(_run(cell, data, folder / name, on_start(cell)))
     page.write(find([folder]), folder / "report.html")
     return results
 
@@ -197,42 +194,54 @@ def new_folder(path: Path) -> Path:
 
 def _run(settings: Run, data: Dataset, out: Path | str | None, on_round: OnRound | None) -> Result:
     """Run on loaded data."""
-    prepared = prepare(settings, data)
-    folder = new_folder(Path(out)) if out is not None else None
-    if folder:
-        records.write_file(folder / "run.toml", config.text(settings).encode())
+    prepared, on_round = prepare(settings, data), on_round or (lambda record: None)
+    if out is None:
+        ledger = Ledger()
+        outcome = _simulate(settings, data, prepared, ledger, on_round)
+        return _result(settings, outcome, ledger, None)
+    folder = new_folder(Path(out))
+    records.write_file(folder / "run.toml", config.text(settings).encode())
     with (
-        (folder / "records.jsonl").open("w") if folder else nullcontext() as log,
-        (folder / "ledger.jsonl").open("w") if folder else nullcontext() as entries,
+        (folder / "records.jsonl").open("w") as log,
+        (folder / "ledger.jsonl").open("w") as entries,
     ):
-        for record in prepared.first if log else ():
+        for record in prepared.first:
             records.write(record, log)
 
         def note(record: RoundRecord) -> None:
-            if log:
-                records.write(record, log)
-            if on_round:
-                on_round(record)
+            records.write(record, log)
+            on_round(record)
 
         ledger = Ledger(entries)
-        outcome = simulate(
-            settings.method,
-            prepared.shards,
-            data.test,
-            prepared.net,
-            prepared.task,
-            settings.local,
-            settings.privacy,
-            settings.engine,
-            Rng(settings.seed),
-            ledger,
-            note,
-        )
-        words = claim(ledger, settings.privacy.target_delta)
-        if log:
-            records.write(PrivacyRecord(claim=words), log)
-    if folder:
-        _finish(folder, outcome.model, sheet(data, outcome.memories))
+        outcome = _simulate(settings, data, prepared, ledger, note)
+        result = _result(settings, outcome, ledger, folder)
+        records.write(PrivacyRecord(claim=result.claim), log)
+    _finish(folder, outcome.model, sheet(data, outcome.memories))
+    return result
+
+
+def _simulate(
+    settings: Run, data: Dataset, prepared: Prepared, ledger: Ledger, on_round: OnRound
+) -> Outcome:
+    """All rounds."""
+    return simulate(
+        settings.method,
+        prepared.shards,
+        data.test,
+        prepared.net,
+        prepared.task,
+        settings.local,
+        settings.privacy,
+        settings.engine,
+        Rng(settings.seed),
+        ledger,
+        on_round,
+    )
+
+
+def _result(settings: Run, outcome: Outcome, ledger: Ledger, folder: Path | None) -> Result:
+    """What a run came to."""
+    words = claim(ledger, settings.privacy.target_delta)
     return Result(settings, outcome.model, outcome.rounds, words, folder)
 
 

@@ -29,7 +29,8 @@ def settings(cls: type[T]) -> type[T]:
         arbitrary_types_allowed=True,
         use_attribute_docstrings=True,
     )
-    return pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)
+    make: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)
+    return make(cls)
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ def test_central():
 
 
 LAMBDA, M0, S0 = 0.3, 0.4, 0.5
-DRAWING = Drawing(per_class=3, spread=0.8, tries=4, weight=0.5)
+DRAWING = Drawing(per_class=3, spread=0.8, tries=4, weight=0.5, filter="global")
 VAE = VaeSettings(weight=LAMBDA, prior_mean=M0, prior_scale=S0)
 
 

@@ -43,7 +43,7 @@ class FedProx:
 
 
 def proximal(base: Loss, centre: Tree, mu: float) -> Loss:
-    """Base loss + (mu/2) sum of squared distances of the parameters, buffers left out, to `centre`."""
+    """Base loss + (mu/2) squared distance of the parameters (buffers left out) to `centre`."""
     if mu == 0:
         return base
 

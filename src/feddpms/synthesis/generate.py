@@ -1,7 +1,7 @@
 """Noisy class means -> synthetic examples. Post-processing: no argument holds private data."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Gt
@@ -18,6 +18,8 @@ class Drawing:
     """synthetic examples of each needed class"""
     spread: Annotated[float, Ge(0)] = 0.3
     """tau: public standard deviation of a draw around a released mean"""
+    filter: Literal["none", "global"] = "none"
+    """keep every draw, or only what the global classifier calls by its class"""
     tries: Annotated[int, Ge(1)] = 10
     """passes of the filter at the most; each decodes what is still missing"""
     weight: Annotated[float, Gt(0)] = 1.0
@@ -31,7 +33,7 @@ class Synthesis:
     Attributes:
         shard: the accepted examples, in the order of their classes.
         tried: images decoded.
-        accepted: images that the global classifier called by their class and that were kept.
+        accepted: images that passed the filter.
     """
 
     shard: Shard
@@ -54,7 +56,9 @@ def extend(
 
 
 def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synthesis:
-    """Decode z = mean + spread * N(0, I) and keep what the global classifier calls by its class.
+    """Decode z = mean + spread * N(0, I) and keep what passes the filter.
+
+    The filter `global` drops the very classes that the global classifier does not know yet.
 
     Args:
         net: a network that holds the global weights and the global decoder.
@@ -71,7 +75,8 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
     images, labels, tried = [], [], 0
     for _ in range(drawing.tries):
         wanted = torch.tensor([c for c, n in missing.items() for _ in range(n)], dtype=torch.int64)
-        decoded, right = _decode(net, matched, missing, wanted, drawing.spread, rng)
+        decoded = _decode(net, matched, missing, drawing.spread, rng)
+        right = _passes(net, decoded, wanted, drawing.filter)
         images.append(decoded[right])
         labels.append(wanted[right])
         tried += len(wanted)
@@ -85,16 +90,21 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
     return Synthesis(Shard(torch.cat(images)[by_class], y[by_class], drawing.weight), tried, len(y))
 
 
-def _decode(
-    net, matched: Tree, missing: dict[int, int], labels: Tensor, spread: float, rng
-) -> tuple[Tensor, Tensor]:
-    """One image for each label, and whether the classifier agrees with the label."""
+def _decode(net, matched: Tree, missing: dict[int, int], spread: float, rng) -> Tensor:
+    """One image for each missing example, by class."""
     rows = [_rows(matched["classes"], c, n) for c, n in missing.items() if n]
     means = matched["means"][torch.cat(rows)]
     noise = torch.randn(means.shape, generator=rng, dtype=means.dtype)
     with torch.no_grad():
-        images = net.decode((means + spread * noise).clamp(0, 1))
-        return images, net(images).argmax(1) == labels
+        return net.decode((means + spread * noise).clamp(0, 1))
+
+
+def _passes(net, images: Tensor, labels: Tensor, rule: str) -> Tensor:
+    """Whether each image passes the filter."""
+    if rule == "none":
+        return torch.ones_like(labels, dtype=torch.bool)
+    with torch.no_grad():
+        return net(images).argmax(1) == labels
 
 
 def _rows(classes: Tensor, c: int, n: int) -> Tensor:
