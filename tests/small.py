@@ -39,9 +39,7 @@ def small_net(seed: int = 0):
     return build((1, 4, 4), CLASSES, settings, Rng(seed))
 
 
-LOOSE = Privacy(
-    target_epsilon=50.0, count_noise_multiplier=0.5, min_class_count=3.0, l2_clip=1.0
-)
+LOOSE = Privacy(target_epsilon=50.0, count_noise_multiplier=0.5, min_class_count=3.0, l2_clip=1.0)
 """A release with little noise, so that small shards can share."""
 
 

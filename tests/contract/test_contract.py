@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from small import LOOSE, TASK, client, small_net, three_shards, unseen
 
 from feddpms.algorithms import METHODS, FedAvg, FedDPMS, FedMix, FedProx, Moon, Training
 from feddpms.algorithms.fit import fit
@@ -17,6 +16,7 @@ from feddpms.privacy import Ledger
 from feddpms.rng import Rng
 from feddpms.synthesis import Drawing
 from feddpms.types import Message, Shard, Task
+from small import LOOSE, TASK, client, small_net, three_shards, unseen
 
 LOCAL = Training(epochs=2, batch_size=8, lr=0.01)
 DPMS = {"preliminary_rounds": 2, "vae": VaeSettings(weight=0.05)}

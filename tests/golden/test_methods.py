@@ -31,7 +31,6 @@ from feddpms.algorithms import (
     Moon,
     Training,
 )
-from feddpms.engine import InProcess
 from feddpms.engine.loop import Engine, simulate
 from feddpms.models import VaeSettings, trunk
 from feddpms.privacy import Ledger, Privacy, calibrate
@@ -99,7 +98,7 @@ def expect_equal(got, want):
 
 
 def rounds_of(local_loss, after=lambda k, model: None):
-    """FedAvg's loop with `local_loss(p, w, k, x, y, t)` as the client's loss; every round's model."""
+    """The models of FedAvg with `local_loss(p, w, k, x, y, t)` as the loss of a client."""
     shards, w, history = make_shards(), trunk(as_numpy(Tiny().state_dict())), []
     for t in range(1, ROUNDS + 1):
         models = []
@@ -169,9 +168,7 @@ def test_fedmix():
             pool_x.append(x[group].mean(0))
             pool_y.append(one_hot(y[group]).mean(0))
     pool_x, pool_y = np.array(pool_x), np.array(pool_y)
-    draws = {
-        (k, t): stream(k, t).torch("mixtures") for k in range(3) for t in range(1, ROUNDS + 1)
-    }
+    draws = {(k, t): stream(k, t).torch("mixtures") for k in range(3) for t in range(1, ROUNDS + 1)}
     picks = {}
 
     def loss(p, w, k, x, y, t):
@@ -276,7 +273,9 @@ def synthesise(w, k, releases):
     """What client k decodes of the classes that it is short of and others released."""
     counts, _ = releases[k]
     need = [c for c in range(CLASSES) if counts[c] < 0.5 * np.clip(counts, 0, None).mean()]
-    sources = {c: [releases[j][1][c] for j in range(3) if j != k and c in releases[j][1]] for c in need}
+    sources = {
+        c: [releases[j][1][c] for j in range(3) if j != k and c in releases[j][1]] for c in need
+    }
     kept = {c: [] for c, means in sources.items() if means}
     noise = stream(k, 2).torch("synthesis")
     for _ in range(DRAWING.tries):
@@ -323,9 +322,7 @@ def test_feddpms():
             for e in range(EPOCHS):
                 order = torch.randperm(len(ys), generator=further).numpy() + len(y)
                 for s in range(per_epoch):
-                    i = np.concatenate(
-                        [steps[e * per_epoch + s], order[s * ride : (s + 1) * ride]]
-                    )
+                    i = np.concatenate([steps[e * per_epoch + s], order[s * ride : (s + 1) * ride]])
 
                     def loss(p, x=x_all[i], y=y_all[i], v=weight[i]):
                         each = cross_entropies(logits(p, x), one_hot(y))

@@ -1,11 +1,10 @@
-"""The release: sensitivity at its worst, noise of the right size, drawn once, under the right model."""
+"""The release: sensitivity at its worst, noise of the right size, one draw, the right model."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from small import CLASSES, LOOSE, client, small_net, three_shards
 
 from feddpms.algorithms import FedDPMS
 from feddpms.algorithms.fit import fit, load
@@ -13,6 +12,7 @@ from feddpms.privacy import Privacy, calibrate, noisy_class_sums
 from feddpms.synthesis import encode
 from feddpms.synthesis.means import class_means
 from feddpms.types import Message
+from small import CLASSES, LOOSE, client, small_net, three_shards
 
 L = [1, 2, 32, 128]
 
@@ -97,9 +97,7 @@ def analytic_delta(mu: float, epsilon: float) -> float:
     [(0.5, 1e-2, 3.1469), (1, 1e-5, 3.7306), (2, 1e-5, 1.9938), (8, 1e-5, 0.6002)],
 )
 def test_calibration_spends_the_target_and_no_more(epsilon, delta, total):
-    m = calibrate(
-        Privacy(target_epsilon=epsilon, target_delta=delta, count_noise_multiplier=20.0)
-    )
+    m = calibrate(Privacy(target_epsilon=epsilon, target_delta=delta, count_noise_multiplier=20.0))
     assert m.total == pytest.approx(total, abs=5e-5)
     mu = math.sqrt(1 / m.latent**2 + 1 / m.counts**2)
     assert analytic_delta(mu, epsilon) == pytest.approx(delta, rel=1e-6)
@@ -184,9 +182,7 @@ def test_classes_and_divisor_come_from_noisy_counts():
     counts = torch.tensor([9.0, 4.0, 2.0])
     out = class_means(sums, counts, 4.0, 0)
     assert out["classes"].tolist() == [0, 1]
-    torch.testing.assert_close(
-        out["means"], torch.tensor([[0.5 + 1 / 9, 0.5 - 1 / 9], [1.0, 1.0]])
-    )
+    torch.testing.assert_close(out["means"], torch.tensor([[0.5 + 1 / 9, 0.5 - 1 / 9], [1.0, 1.0]]))
     assert class_means(sums, counts, 1.0, 1)["classes"].tolist() == [0]
     assert len(class_means(sums, counts, 100.0, 0)["classes"]) == 0
 
@@ -211,5 +207,3 @@ def test_impossible_targets_are_refused(bad):
 
     with pytest.raises(ValidationError):
         Privacy(**bad)
-
-
