@@ -1,6 +1,7 @@
 """Every method against its paper's formulas in NumPy: three unequal clients, several steps."""
 
 import numpy as np
+import pytest
 import torch
 from reference import (
     CLASSES,
@@ -14,6 +15,7 @@ from reference import (
     cross_entropies,
     decode,
     features,
+    gradient,
     linear,
     logits,
     one_hot,
@@ -63,7 +65,7 @@ def arrays(shard: Shard):
     return shard.x.flatten(1).numpy(), shard.y.numpy()
 
 
-def run(method):
+def run(method, training=TRAINING):
     """The method's model, round by round, and what its clients keep."""
     net, shards = Tiny(), make_shards()
     models = []
@@ -73,7 +75,7 @@ def run(method):
         shards[0],
         net,
         TASK,
-        TRAINING,
+        training,
         PRIVACY,
         Engine(),
         Rng(0),
@@ -97,7 +99,9 @@ def expect_equal(got, want):
     assert moved.max() > 1e-3
 
 
-def rounds_of(local_loss, after=lambda k, model: None):
+def rounds_of(
+    local_loss, after=lambda k, model: None, step=lambda p, losses, t: sgd(p, losses, LR)
+):
     """The models of FedAvg with `local_loss(p, w, k, x, y, t)` as the loss of a client."""
     shards, w, history = make_shards(), trunk(as_numpy(Tiny().state_dict())), []
     for t in range(1, ROUNDS + 1):
@@ -109,7 +113,7 @@ def rounds_of(local_loss, after=lambda k, model: None):
                 lambda p, i=i, x=x, y=y, k=k, w=w, t=t: local_loss(p, w, k, x[i], y[i], t)
                 for i in steps
             ]
-            models.append(sgd(w, losses, LR))
+            models.append(step(w, losses, t))
             after(k, models[-1])
         w = average(models, SIZES)
         history.append(w)
@@ -136,6 +140,44 @@ def test_fedprox():
     models, _ = run(FedProx(mu=mu))
     for got, want in zip(models, rounds_of(loss), strict=True):
         expect_equal(got, want)
+
+
+def momentum(p, losses, lr):
+    """v <- rho v + g + decay p;  p <- p - lr v, from v = 0."""
+    v = dict.fromkeys(p, 0)
+    for loss in losses:
+        g = gradient(loss, p)
+        v = {k: 0.6 * v[k] + g[k] + 0.01 * p[k] for k in p}
+        p = {k: p[k] - lr * v[k] for k in p}
+    return p
+
+
+def adam(p, losses, lr):
+    """Kingma and Ba (2015), algorithm 1, from zero moments."""
+    m, v = dict.fromkeys(p, 0), dict.fromkeys(p, 0)
+    for t, loss in enumerate(losses, 1):
+        g = gradient(loss, p)
+        m = {k: 0.9 * m[k] + 0.1 * g[k] for k in p}
+        v = {k: 0.999 * v[k] + 0.001 * g[k] ** 2 for k in p}
+        step = {k: m[k] / (1 - 0.9**t) / (np.sqrt(v[k] / (1 - 0.999**t)) + 1e-8) for k in p}
+        p = {k: p[k] - lr * step[k] for k in p}
+    return p
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [
+        (momentum, {"optimizer": "sgd", "momentum": 0.6, "weight_decay": 0.01, "lr": 0.2}),
+        (adam, {"optimizer": "adam", "lr": 0.05}),
+    ],
+)
+def test_optimisers_start_anew_and_the_rate_halves_each_period(optimizer, settings):
+    training = Training(epochs=EPOCHS, batch_size=BATCH, lr_period=2, lr_decay=0.5, **settings)
+    models, _ = run(FedAvg(), training)
+    rates = [settings["lr"], settings["lr"], settings["lr"] / 2]
+    want = rounds_of(plain, step=lambda p, losses, t: optimizer(p, losses, rates[t - 1]))
+    for got, expected in zip(models, want, strict=True):
+        expect_equal(got, expected)
 
 
 def cosine(a, b):
