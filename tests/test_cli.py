@@ -339,6 +339,14 @@ def test_methods_are_compared_under_equal_conditions(compared):
     assert len(sent) == 1
 
 
+def test_a_run_of_a_comparison_is_the_run_by_itself(compared):
+    folder = compared[0]
+    feddpms_command("run", "page/fedprox-seed1/run.toml", "--out", "alone", folder=folder)
+    cell, alone = folder / "page" / "fedprox-seed1", folder / "alone"
+    assert (cell / "model.safetensors").read_bytes() == (alone / "model.safetensors").read_bytes()
+    assert without_seconds(cell / "records.jsonl") == without_seconds(alone / "records.jsonl")
+
+
 def test_report_prints_the_table_and_writes_a_page(compared):
     folder, said = compared
     again = feddpms_command("report", "page", "--out", "again.html", folder=folder)

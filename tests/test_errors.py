@@ -7,7 +7,7 @@ NAMES = ["fedavg", "fedprox", "moon"]
 
 
 @pytest.mark.parametrize(
-    ("got", "near"), [("fedavgg", "fedavg"), ("FedProx", "fedprox"), ("mon", "moon")]
+    ("got", "near"), [("fedavgg", "fedavg"), ("FEDPROX", "fedprox"), ("mon", "moon")]
 )
 def test_the_nearest_name_is_offered(got, near):
     assert unknown("method", got, NAMES) == f'no method "{got}"; did you mean "{near}"?'

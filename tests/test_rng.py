@@ -1,6 +1,7 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,6 +35,13 @@ def test_each_call_gives_a_fresh_stream():
 def test_names_add_up_along_the_way():
     assert Rng(1).at("client", 2).at(7).number("x") == Rng(1).number("client", 2, 7, "x")
     assert Rng(1).at() == Rng(1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [((1,), ("1",)), (("a", "b"), ("ab",)), ((1, 2), (12,)), ((), ("",))]
+)
+def test_names_that_look_alike_are_different_streams(one, other):
+    assert Rng(0).number(*one) != Rng(0).number(*other)
 
 
 @settings(deadline=None, max_examples=40)

@@ -141,6 +141,16 @@ def test_the_same_stream_gives_the_same_bits():
     assert not torch.equal(one.shard.x, other.shard.x)
 
 
+def test_without_a_filter_every_draw_is_kept_at_once():
+    made = make(net=Never(), filter="none", spread=0.4)
+    assert (made.tried, made.accepted) == (40, 40)
+    assert made.shard.y.tolist() == [1] * 20 + [3] * 20
+
+
+def test_the_filter_is_off_unless_asked_for():
+    assert generate(Never(), matched(1), Drawing(per_class=5), stream()).accepted == 5
+
+
 def test_images_carry_no_gradient():
     assert not make().shard.x.requires_grad
 
