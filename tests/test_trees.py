@@ -86,7 +86,7 @@ def test_identical_trees_come_back_bit_for_bit(sizes):
 @given(st.permutations(range(5)))
 def test_the_order_of_replies_does_not_matter(order):
     sizes = [3, 1000, 7, 19, 2]
-    replies = {c: reply(statistics(values(sizes[c], c, torch.float32)), sizes[c]) for c in range(5)}
+    replies = {c: reply(statistics(values(sizes[c], c)), sizes[c]) for c in range(5)}
     got = average({c: replies[c] for c in order})
     for key, value in average(replies).items():
         assert torch.equal(got[key], value), key

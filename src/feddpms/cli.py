@@ -60,7 +60,7 @@ SetOption = Annotated[
 ]
 ConfigArgument = Annotated[
     Path | None,
-    typer.Argument(help="TOML file with settings; options go before it.", metavar="[CONFIG.toml]"),
+    typer.Argument(help="TOML file with settings; options win over it.", metavar="[CONFIG.toml]"),
 ]
 
 

@@ -202,13 +202,13 @@ def test_asking_to_share_twice_in_a_round_is_our_mistake():
         go(Scripted(again=True))
 
 
-def test_only_those_who_are_asked_to_share_do_so_first():
-    """With one client of three a round, each shares in its own first round."""
+def test_only_those_who_have_not_shared_do_so_first():
+    """Two clients of three a round: in some round one shares while the other waits."""
     method = Scripted()
-    go(method, rounds=12, cohort=0.3)
-    assert sum(kind == "share" for kind, _ in method.told.served) == len(
-        {c for _, clients in method.told.served for c in clients}
-    )
+    go(method, rounds=12, cohort=0.67)
+    shared = [asked for kind, asked in method.told.served if kind == "share"]
+    assert sorted(len(asked) for asked in shared) == [1, 2]
+    assert sorted(c for asked in shared for c in asked) == [0, 1, 2]
     assert sum(kind == "train" for kind, _ in method.told.served) == 12
 
 
