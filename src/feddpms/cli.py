@@ -26,6 +26,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+STOPPED = 130
+"""the status of a command stopped by the keyboard, which typer returns"""
+
 MethodOption = Annotated[
     str | None, typer.Option("--method", help="See `feddpms methods`; a+b is a around b.")
 ]
@@ -216,17 +219,22 @@ def report(
 def main() -> None:
     """Run the command; a user's mistake is one line and exit 2."""
     try:
-        app(standalone_mode=False)
+        status = app(standalone_mode=False)
     except FeddpmsError as error:
         _fail(str(error))
+    except click.exceptions.NoArgsIsHelpError as error:
+        typer.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.ClickException as error:
         _fail(f"{error.format_message()} See feddpms --help.")
-    except (KeyboardInterrupt, click.Abort):
-        typer.echo("feddpms: stopped", err=True)
-        sys.exit(130)
     except Exception:
         traceback.print_exc()
         sys.exit(1)
+    else:
+        if status == STOPPED:
+            typer.echo("feddpms: stopped", err=True)
+        if status:
+            sys.exit(status)
 
 
 def _fail(line: str) -> None:
@@ -283,6 +291,8 @@ def _by_method(names: list[str], assignments: list[str]) -> tuple[list[str], dic
         head, _, rest = assignment.partition(".")
         if head in own and head != "local":  # `local` is a table of settings; the method has none
             own[head].append(rest)
+        elif assignment.partition("=")[0].strip() == "seed":
+            raise ConfigError(f"--set {assignment}: expected --seeds, got --set seed; use --seeds")
         elif head == "method" or (head in METHODS and head != "local"):
             raise ConfigError(
                 f"--set {assignment}: expected a method of --methods {','.join(names)}, or a "

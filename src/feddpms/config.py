@@ -15,7 +15,8 @@ import tomli_w
 from annotated_types import Ge
 from pydantic import ValidationError
 
-from feddpms.algorithms import METHODS, FedDPMS, Method, Training
+from feddpms.algorithms import METHODS, FedDPMS, Training
+from feddpms.algorithms.method import Chosen, Method
 from feddpms.data import Data, Partition
 from feddpms.engine import Engine
 from feddpms.errors import ConfigError, unknown
@@ -34,7 +35,7 @@ class Run:
     """decides the split, the initial weights, every batch and every draw"""
     rounds: Annotated[int, Ge(1)] = 50
     """rounds of communication"""
-    method: Method = FedDPMS()
+    method: Chosen = FedDPMS()
     """what is run"""
     data: Data = Data()
     """on which data"""
@@ -56,15 +57,20 @@ def method_values(name: str) -> Values:
     Raises:
         ConfigError: no such method, or a method in front that wraps nothing.
     """
-    outer, _, inner = name.partition("+")
+    outer, plus, inner = name.partition("+")
     if outer not in METHODS:
         raise ConfigError(unknown("method", outer, METHODS))
-    if not inner:
+    if not plus:
         return {"name": outer}
-    if "inner" not in {f.name for f in fields(METHODS[outer])}:
-        wrappers = ", ".join(n for n, cls in METHODS.items() if cls.about.family == "data")
+    if not _wraps(METHODS[outer]):
+        wrappers = ", ".join(n for n, cls in METHODS.items() if _wraps(cls))
         raise ConfigError(f'"{outer}" cannot wrap "{inner}"; methods that wrap another: {wrappers}')
     return {"name": outer, "inner": method_values(inner)}
+
+
+def _wraps(cls: type) -> bool:
+    """Whether a method wraps another."""
+    return "inner" in {f.name for f in fields(cls)}
 
 
 def method_name(method: Method) -> str:
@@ -96,25 +102,30 @@ def parse(values: Mapping[str, Any]) -> Run:
     return _build(Run, {**values, "method": method}, "")
 
 
-def build_method(values: Any, where: str) -> Method:
-    """A method from its values; `where` is the path that errors name."""
-    if isinstance(values, str):
-        values = method_values(values)
-    values = dict(values)
-    given = values.pop("name", "feddpms")
-    named = method_values(given)
-    if "inner" in named and "inner" not in values:
-        values["inner"] = named["inner"]
+def build_method(values: Any, where: str, default: str = "feddpms") -> Method:
+    """A method from its name, or from a table of its values.
+
+    Args:
+        values: name or table; a table's `name` may be composed, such as "feddpms+moon".
+        where: the path that errors name.
+        default: the method of a table without a name.
+
+    Raises:
+        ConfigError: no such method or setting, or a value out of its range.
+    """
+    values = {"name": values} if not isinstance(values, Mapping) else dict(values)
+    name = values.pop("name", default)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: expected the name of a method or a table, got {name!r}")
+    named = method_values(name)
     cls = METHODS[named["name"]]
-    check_keys(values, {k: v for k, v in dump(cls()).items() if k != "inner"} | _inner(cls), where)
-    if "inner" in values:
-        values["inner"] = build_method(values["inner"], f"{where}.inner")
+    known = {k: v for k, v in dump(cls()).items() if k != "name"}
+    check_keys(values, {**known, "inner": None} if _wraps(cls) else known, where)
+    if _wraps(cls):
+        inner = merge(named, {"inner": values["inner"]} if "inner" in values else {})
+        if "inner" in inner:
+            values["inner"] = build_method(inner["inner"], f"{where}.inner", "fedavg")
     return _build(cls, values, where)
-
-
-def _inner(cls: type) -> Values:
-    """The key of an inner method, whose own keys are checked where it is built."""
-    return {"inner": None} if "inner" in {f.name for f in fields(cls)} else {}
 
 
 def check_keys(values: Mapping[str, Any], known: Mapping[str, Any], where: str = "") -> None:
@@ -126,8 +137,7 @@ def check_keys(values: Mapping[str, Any], known: Mapping[str, Any], where: str =
     for key, value in values.items():
         path = f"{where}.{key}" if where else key
         if key not in known:
-            near = [f"{where}.{k}" if where else k for k in known if k != "name" or not where]
-            raise ConfigError(unknown("setting", path, near))
+            raise ConfigError(unknown("setting", key, known, f"{where}." if where else ""))
         if isinstance(known[key], dict):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{path}: expected a table of settings, got {value!r}")
@@ -193,7 +203,7 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Values:
     merged = dict(values)
     for key, change in changes.items():
         old = merged.get(key)
-        if key == "method" and isinstance(old, str):
+        if key in ("method", "inner") and isinstance(old, str) and isinstance(change, Mapping):
             old = method_values(old)
         if isinstance(old, Mapping) and isinstance(change, Mapping):
             change = merge(old, change)
@@ -225,6 +235,7 @@ def _describe(part: Any, path: str, lines: list[str]) -> None:
     docs = {name: field.description for name, field in type(part).__pydantic_fields__.items()}
     tables = [f.name for f in fields(part) if is_dataclass(getattr(part, f.name))]
     for name in (f.name for f in fields(part) if f.name not in tables):
-        lines += [f"# {docs[name]}", tomli_w.dumps({name: getattr(part, name)}).strip()]
+        lines += [f"# {line.strip()}" for line in (docs[name] or "").splitlines()]
+        lines.append(tomli_w.dumps({name: getattr(part, name)}).strip())
     for name in tables:
         _describe(getattr(part, name), f"{path}.{name}" if path else name, lines)

@@ -34,18 +34,20 @@ class PrivacyError(FeddpmsError):
     """A release would break what the ledger promises."""
 
 
-def unknown(what: str, got: str, known: Iterable[str]) -> str:
+def unknown(what: str, got: str, known: Iterable[str], where: str = "") -> str:
     """The line for a name that does not exist, with the nearest one that does.
 
     Args:
         what: what the name stands for, such as "method".
         got: the name as given.
         known: the names that exist.
+        where: what stands before each name, such as "partition.".
 
     Returns:
         One line; it ends with the nearest name, or with all of them if none is near.
     """
     names = sorted(known)
     near = get_close_matches(got.lower(), names, n=1, cutoff=0.5)
-    hint = f'did you mean "{near[0]}"?' if near else f"choose from {', '.join(names)}"
-    return f'no {what} "{got}"; {hint}'
+    every = ", ".join(f"{where}{name}" for name in names)
+    hint = f'did you mean "{where}{near[0]}"?' if near else f"choose from {every}"
+    return f'no {what} "{where}{got}"; {hint}'

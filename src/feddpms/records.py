@@ -174,4 +174,6 @@ def _revive(value: Any) -> Any:
     """The value as it was before `_plain`, lists as tuples."""
     if isinstance(value, list):
         return tuple(_revive(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _revive(v) for k, v in value.items()}
     return math.nan if value is None else value

@@ -18,7 +18,7 @@ from feddpms import config, records
 from feddpms.config import Run
 from feddpms.data import Dataset, counts, describe, load, split, table
 from feddpms.engine import Outcome, simulate
-from feddpms.errors import RunFolderError
+from feddpms.errors import ConfigError, RunFolderError
 from feddpms.models import build, trunk
 from feddpms.privacy import Ledger, calibrate, claim
 from feddpms.records import PartitionRecord, PrivacyRecord, RoundRecord, RunRecord
@@ -92,6 +92,9 @@ def compare(
     """
     folder, results = Path(out), []
     built = [config.build_method(values, "method") for values in methods]
+    names = [config.method_name(method) for method in built]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"expected different methods, got {', '.join(names)}; leave one out")
     for seed in seeds:
         data = load(settings.data, Rng(seed))
         cells = [replace(settings, method=method, seed=seed) for method in built]
@@ -167,7 +170,12 @@ def show_partition(settings: Run, picture: Path) -> tuple[str, Path]:
     held = counts(labels, parts, len(data.classes))
     svg = picture.suffix == ".svg"
     drawn = (plots.partition_svg if svg else plots.partition_png)(held.tolist(), data.classes)
-    records.write_file(picture, drawn.encode() if isinstance(drawn, str) else drawn)
+    try:
+        records.write_file(picture, drawn.encode() if isinstance(drawn, str) else drawn)
+    except OSError as error:
+        raise RunFolderError(
+            f"expected a place for a picture, got {picture}: {error.strerror}; choose another"
+        ) from None
     return table(held, data.classes), picture
 
 

@@ -14,7 +14,7 @@ from annotated_types import Ge
 
 from feddpms.algorithms.fedavg import FedAvg
 from feddpms.algorithms.fit import load
-from feddpms.algorithms.method import About, Client, Method
+from feddpms.algorithms.method import About, Chosen, Client, require_training
 from feddpms.algorithms.trees import mean
 from feddpms.errors import ConfigError
 from feddpms.models import VaeSettings, split, trunk, vae_loss
@@ -52,7 +52,7 @@ class FedDPMS:
         generative=True,
     )
 
-    inner: Method = FedAvg()
+    inner: Chosen = FedAvg()
     """the training method"""
     preliminary_rounds: Annotated[int, Ge(0)] = 0
     """T_p, rounds that train the auto-encoder; 0 takes 40 % of all rounds, as the paper advises"""
@@ -67,8 +67,7 @@ class FedDPMS:
 
     def start(self, model: Tree, task: Task) -> Bank:
         """The inner method on what is averaged every preliminary round."""
-        if self.inner.about.family not in ("aggregation", "drift"):
-            raise ConfigError("feddpms wraps a training method such as fedavg, fedprox or moon")
+        require_training("feddpms", self.inner)
         if self.preliminary(task) >= task.rounds:
             raise ConfigError(
                 f"method.preliminary_rounds must be below rounds ({task.rounds}), got "

@@ -1,20 +1,18 @@
 """FedMix: mix a client's examples with other clients' averaged examples, to first order.
 
-Yoon, Shin, Hwang, Yang, "FedMix: Approximation of Mixup under Mean Augmented Federated Learning",
-ICLR 2021. The averages and the loss are in `feddpms.synthesis.mixing`.
+Yoon, Shin, Hwang, Yang, ICLR 2021. The averages and the loss are in `feddpms.synthesis.mixing`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
-import torch
 from annotated_types import Ge, Lt
 
 from feddpms.algorithms.fedavg import FedAvg
-from feddpms.algorithms.method import About, Client, Method
+from feddpms.algorithms.method import About, Chosen, Client, require_training
 from feddpms.privacy import in_the_clear
-from feddpms.synthesis import averages, mixed
+from feddpms.synthesis import averages, mixed, pooled
 from feddpms.types import Memory, Message, Task, Tree, settings
 
 
@@ -37,10 +35,10 @@ class FedMix:
     """A training method on examples mixed with other clients' averages."""
 
     about: ClassVar[About] = About(
-        "data", "Yoon et al., ICLR 2021", extra="averages once up, the pool of averages once down"
+        "data", "Yoon et al., ICLR 2021", extra="averages once up, their pool once down"
     )
 
-    inner: Method = FedAvg()
+    inner: Chosen = FedAvg()
     """the training method"""
     lam: Annotated[float, Ge(0), Lt(1)] = 0.05
     """share of the other clients' average in a mixture"""
@@ -49,24 +47,23 @@ class FedMix:
 
     def start(self, model: Tree, task: Task) -> Mixing:
         """The inner state and an empty pool."""
+        require_training("fedmix", self.inner)
         return Mixing(self.inner.start(model, task))
 
     def ask(self, state: Mixing, client: int, round: int) -> Message:
         """The averages once; then to train, with the pool whenever it has grown."""
         if client not in state.pool:
             return Message("share")
-        stale = state.sent.get(client) != len(state.pool)
-        whole = {k: torch.cat([state.pool[j][k] for j in sorted(state.pool)]) for k in ("x", "y")}
-        trees = {"pool": whole} if stale else {}
+        known = state.sent.get(client) == len(state.pool)
+        trees = {} if known else {"pool": pooled(state.pool)}
         return Message("train", trees, inner=self.inner.ask(state.inner, client, round))
 
     def client(self, ask: Message, me: Client) -> tuple[Message, Memory]:
         """Average groups of examples, or train on mixtures."""
         if ask.kind == "share" or ask.inner is None:
             sent = averages(me.shard, me.task.classes, self.group_size, me.rng.torch("groups"))
-            return Message(
-                "share", {"averages": sent}, {}, in_the_clear("averaged images")
-            ), me.memory
+            events = in_the_clear("averaged images")
+            return Message("share", {"averages": sent}, {}, events), me.memory
         pool = ask.trees.get("pool") or me.memory.trees["pool"]
         loss = mixed(pool, self.lam, me.rng.torch("mixtures")) if self.lam else me.loss
         inner = replace(me, loss=loss, memory=me.memory.inner or Memory())

@@ -6,8 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 
 import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator
 from torch import Tensor
 
+from feddpms.errors import ConfigError
 from feddpms.privacy import Privacy
 from feddpms.rng import Rng
 from feddpms.types import Batch, Loss, Memory, Message, Shard, Task, Tree, settings
@@ -131,3 +133,27 @@ class Method(Protocol):
     def server(self, state: Any, replies: Mapping[int, Message]) -> Any:
         """The next state, from the replies that arrived, all to asks of one exchange."""
         ...
+
+
+def chosen(method: Any) -> Any:
+    """Refuse a class where an instance is due."""
+    if isinstance(method, type):
+        raise ValueError(f"should be a method such as {method.__name__}(), not the class")
+    return method
+
+
+Chosen = Annotated[Method, AfterValidator(chosen)]
+"""The field of a method: an instance, whatever its class."""
+
+
+def require_training(outer: str, inner: Method) -> None:
+    """Refuse an inner method that is not one to train with.
+
+    Raises:
+        ConfigError: the inner method enriches data itself, or is a bound.
+    """
+    if inner.about.family not in ("aggregation", "drift"):
+        raise ConfigError(
+            f"{outer} wraps a training method such as fedavg, fedprox or moon, "
+            f"got {type(inner).__name__.lower()}; choose one of them"
+        )

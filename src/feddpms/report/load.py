@@ -186,13 +186,17 @@ def _settings(file: Path) -> dict[str, Any]:
 
 
 def _ledger(file: Path) -> list[dict[str, Any]]:
-    """The privacy events; none where the run stopped before its first one."""
+    """The privacy events; none where the run stopped before its first one.
+
+    A last line without its end was cut off when the run was stopped, and is left out.
+    """
     if not file.exists():
         return []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise RunFolderError(f"cannot read the ledger at {file}: {error}") from None
+    lines = text[: text.rfind("\n") + 1].splitlines()
     return [_event(line, f"{file}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
 
 

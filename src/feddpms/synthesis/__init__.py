@@ -3,7 +3,7 @@
 from feddpms.synthesis.generate import Drawing, Synthesis, extend, generate
 from feddpms.synthesis.matching import Matching, Release, match
 from feddpms.synthesis.means import encode, release
-from feddpms.synthesis.mixing import averages, mixed
+from feddpms.synthesis.mixing import averages, mixed, pooled
 
 __all__ = [
     "Drawing",
@@ -16,5 +16,6 @@ __all__ = [
     "generate",
     "match",
     "mixed",
+    "pooled",
     "release",
 ]

@@ -6,6 +6,8 @@ averages, the loss of an example is
 the mixup loss to first order in lam xbar.
 """
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 
@@ -26,6 +28,11 @@ def averages(shard: Shard, classes: int, group_size: int, order: torch.Generator
         "x": torch.stack([shard.x[g].mean(0) for g in groups]),
         "y": torch.stack([labels[g].mean(0) for g in groups]),
     }
+
+
+def pooled(by_client: Mapping[int, Tree]) -> Tree:
+    """Every client's averages as one tree, in the order of the clients."""
+    return {k: torch.cat([by_client[c][k] for c in sorted(by_client)]) for k in ("x", "y")}
 
 
 def mixed(pool: Tree, lam: float, draws: torch.Generator) -> Loss:
