@@ -183,7 +183,7 @@ def test_images_of_another_shape_are_refused(make: Maker, change):
 
 
 def test_a_ledger_line_cut_off_by_a_kill_is_left_out(make: Maker):
-    folder = make()
+    folder = make("feddpms")
     ledger = folder / "ledger.jsonl"
     ledger.write_text(ledger.read_text() + '{"round": 3, "chan')
     assert len(load(folder).ledger) == 20
