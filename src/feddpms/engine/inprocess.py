@@ -1,8 +1,11 @@
 """Clients in this process, one after another, each training on one thread."""
 
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from feddpms.algorithms import Client, Method, Training
 from feddpms.privacy import Privacy
@@ -36,7 +39,8 @@ class InProcess:
 
     def ask_all(self, asks: Mapping[int, Message], round: int) -> dict[int, Message]:
         """Let each client answer in turn."""
-        return {client: self._ask(client, ask, round) for client, ask in sorted(asks.items())}
+        with one_thread():
+            return {client: self._ask(client, ask, round) for client, ask in sorted(asks.items())}
 
     def _ask(self, client: int, ask: Message, round: int) -> Message:
         """One client's answer; its new memory is kept."""
@@ -53,3 +57,14 @@ class InProcess:
         )
         reply, self.memories[client] = self.method.client(ask, me)
         return reply
+
+
+@contextmanager
+def one_thread():
+    """One thread for torch, since the number of threads changes the last bits of a sum."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

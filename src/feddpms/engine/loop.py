@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from feddpms.algorithms import Method, Training
 from feddpms.algorithms.fit import load
 from feddpms.engine.evaluate import Score, average, evaluate
 from feddpms.engine.grid import Grid, size, unfold
-from feddpms.engine.inprocess import InProcess
+from feddpms.engine.inprocess import InProcess, one_thread
 from feddpms.models import trunk
 from feddpms.privacy import Ledger, Privacy
 from feddpms.records import RoundRecord
@@ -84,7 +83,7 @@ def simulate(
     state = method.start(_visible(method, initial), task)
     grid = InProcess(method, dict(enumerate(shards)), net, task, local, privacy, rng)
     records = []
-    with _one_thread():
+    with one_thread():
         for number in range(1, task.rounds + 1):
             began = time.perf_counter()
             cohort = _cohort(engine.cohort, len(shards), rng.numpy("cohort", number))
@@ -168,14 +167,3 @@ def _record(number: int, exchange: _Exchange, score: Score, seconds: float) -> R
         bytes_up=exchange.up,
         bytes_down=exchange.down,
     )
-
-
-@contextmanager
-def _one_thread():
-    """One thread for torch, so that results do not depend on the number of cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
