@@ -437,3 +437,28 @@ def test_the_version_is_in_the_record(finished):
     assert (
         records.read(finished["folder"] / "a" / "records.jsonl")[0].version == feddpms.__version__
     )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "report runs/none --out page.txt",
+        "run --data digits --data-dir somewhere",
+        "run --set data.name=npz --set data.dir=~nosuchuser/x",
+        "run --set local.batch_size=100000000000000000000",
+        "run --set net.width=1e9",
+        "run --set method.synthesis.per_class=1000000000000",
+        "run --seed 99999999999999999999999",
+        "compare --set seed=3",
+    ],
+)
+def test_what_a_stranger_tried_is_refused_in_one_line(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["feddpms", *line.split()])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert said.startswith("feddpms: ")
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

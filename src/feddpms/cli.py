@@ -26,6 +26,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+RIVALS = "local,fedavg,fedprox,moon,fedmix,feddpms"
+"""what `compare` compares by default"""
 STOPPED = 130
 """the status of a command stopped by the keyboard, which typer returns"""
 
@@ -59,12 +61,28 @@ EpochsOption = Annotated[
 SeedOption = Annotated[int | None, typer.Option(help="Decides everything that is random.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Any setting, see `feddpms settings`; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="A.B=C",
+        help="Any setting, such as local.epochs=1; see `feddpms settings`; repeatable.",
+    ),
 ]
 ConfigArgument = Annotated[
     Path | None,
     typer.Argument(help="TOML file with settings; options win over it.", metavar="[CONFIG.toml]"),
 ]
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Options of the command itself."""
+    if version:
+        import feddpms
+
+        typer.echo(f"feddpms {feddpms.__version__}")
+        raise typer.Exit
 
 
 @app.command()
@@ -85,7 +103,11 @@ def run(
     ] = None,
     set_: SetOption = None,
 ) -> None:
-    """Run one method once. `feddpms run DIR/run.toml` repeats a run to the same bytes."""
+    """Run one method once.
+
+    CONFIG.toml holds settings (see `feddpms settings`); options win over it, --set over both.
+    `feddpms run DIR/run.toml` repeats a run to the same bytes.
+    """
     from feddpms import config, runs
 
     given = _given(data, data_dir, fraction, clients, partition, beta, rounds, local_epochs)
@@ -103,10 +125,18 @@ def run(
 def compare(
     config_file: ConfigArgument = None,
     methods: Annotated[
-        str, typer.Option(help="Names, with commas between.")
-    ] = "local,fedavg,fedprox,moon,fedmix,feddpms",
+        str,
+        typer.Option(
+            help=f"Names, with commas between; default {RIVALS}.",
+            show_default=False,
+        ),
+    ] = RIVALS,
     seeds: Annotated[
-        str, typer.Option(help="Numbers, with commas between; one run for each method and seed.")
+        str,
+        typer.Option(
+            help="Numbers, with commas between; one run for each method and seed; default 0.",
+            show_default=False,
+        ),
     ] = "0",
     data: DataOption = None,
     data_dir: DirOption = None,
@@ -123,6 +153,7 @@ def compare(
 ) -> None:
     """Run several methods under equal conditions: same data, split, network, weights and steps.
 
+    CONFIG.toml holds settings that all share; its method and seed are not used.
     A setting of one method is set by its name: --set fedprox.mu=0.1.
     """
     from feddpms import config, runs
@@ -153,7 +184,9 @@ def methods() -> None:
 
 @app.command()
 def settings(
-    method: Annotated[str, typer.Argument(help="A method, such as feddpms+moon.")] = "feddpms",
+    method: Annotated[
+        str, typer.Argument(help="A method, such as feddpms+moon.", show_default=False)
+    ] = "feddpms",
 ) -> None:
     """Print every setting with its default and meaning, as a TOML file to start from."""
     from feddpms import config
@@ -206,11 +239,16 @@ def report(
         bool, typer.Option("--markdown", help="Print the table as Markdown.")
     ] = False,
 ) -> None:
-    """Compare finished runs: a table, and one page that needs no network."""
+    """Compare finished runs: a table, and one page that needs no network.
+
+    DIR is a run folder, or a folder that holds some at any depth.
+    """
     from feddpms.report import page
     from feddpms.report.load import find
 
     target = out or folders[0] / "report.html"
+    if target.suffix != ".html":
+        raise ConfigError(f"--out: expected a name that ends in .html, got {target}; rename it")
     page.write(find(folders), target)
     typer.echo(_table(folders, markdown))
     typer.echo(f"\nPage: {target}")
@@ -258,7 +296,7 @@ def _given(
         "rounds": rounds,
         "data": {
             "name": data,
-            "dir": None if data_dir is None else str(data_dir.resolve()),
+            "dir": None if data_dir is None else str(data_dir),
             "fraction": fraction,
         },
         "partition": {"kind": partition, "clients": clients, "beta": beta},
@@ -273,7 +311,20 @@ def _values(
     from feddpms import config
 
     values = config.load(file) if file else {}
-    return config.override(config.merge(values, _without_none(given)), assignments or [])
+    values = config.override(config.merge(values, _without_none(given)), assignments or [])
+    for table, name in (("data", "dir"), ("partition", "path")):
+        found = values.get(table)
+        if isinstance(found, dict) and isinstance(found.get(name), str) and found[name]:
+            values[table] = {**found, name: _absolute(found[name])}
+    return values
+
+
+def _absolute(path: str) -> str:
+    """A path that stays right when `run.toml` is run from another folder."""
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError as error:
+        raise ConfigError(f"expected a path, got {path}: {error}; give it in full") from None
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

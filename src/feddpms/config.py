@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
-from annotated_types import Ge
+from annotated_types import Ge, Lt
 from pydantic import ValidationError
 
 from feddpms.algorithms import METHODS, FedDPMS, Training
@@ -31,7 +31,7 @@ Values = dict[str, Any]
 class Run:
     """Everything that decides a run's result."""
 
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Annotated[int, Ge(0), Lt(2**63)] = 0
     """decides the split, the initial weights, every batch and every draw"""
     rounds: Annotated[int, Ge(1)] = 50
     """rounds of communication"""

@@ -42,7 +42,7 @@ class Training:
 
     epochs: Annotated[int, Ge(1)] = 5
     """passes over the client's own examples in a round"""
-    batch_size: Annotated[int, Ge(2)] = 64
+    batch_size: Annotated[int, Ge(2), Le(1_000_000)] = 64
     """examples in a step"""
     optimizer: Literal["adam", "sgd"] = "adam"
     """made anew for each client and round"""

@@ -134,6 +134,11 @@ def load(data: Data, rng: Rng) -> Dataset:
     key = f"{HUB}NAME" if data.name.startswith(HUB) else data.name
     if key not in DATASETS:
         raise ConfigError(unknown("data set", data.name, DATASETS))
+    if data.dir and key in ("digits", f"{HUB}NAME"):
+        raise ConfigError(
+            f'data set "{data.name}": expected no data.dir (--data-dir), got {data.dir}; leave it '
+            "out, or name the data set that lies there with --data"
+        )
 
     def choose(n: int) -> np.ndarray:
         if data.fraction == 1:

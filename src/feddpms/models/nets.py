@@ -9,7 +9,7 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from feddpms.errors import ConfigError
@@ -27,11 +27,11 @@ LOG_VARIANCE = (-8.0, 2.0)
 class NetSettings:
     """Size of the network."""
 
-    width: Annotated[float, Gt(0)] = 1.0
+    width: Annotated[float, Gt(0), Le(64)] = 1.0
     """factor on the channels: 16, 32, 32 for one-channel images, twice that for colour"""
-    latent: Annotated[int, Ge(0)] = 0
+    latent: Annotated[int, Ge(0), Le(65536)] = 0
     """latent length; 0 takes 32 for one-channel images, 128 for colour"""
-    hidden: Annotated[int, Ge(1)] = 128
+    hidden: Annotated[int, Ge(1), Le(65536)] = 128
     """units of the classifier's hidden layer"""
     norm: Literal["batch", "group"] = "batch"
     """normalisation layer"""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from feddpms.types import Shard, Tree, settings
@@ -14,13 +14,13 @@ from feddpms.types import Shard, Tree, settings
 class Drawing:
     """How many synthetic examples are drawn, and how."""
 
-    per_class: Annotated[int, Ge(0)] = 100
+    per_class: Annotated[int, Ge(0), Le(100_000)] = 100
     """synthetic examples of each needed class"""
     spread: Annotated[float, Ge(0)] = 0.3
     """tau: public standard deviation of a draw around a released mean"""
     filter: Literal["none", "global"] = "none"
     """keep every draw, or only what the global classifier calls by its class"""
-    tries: Annotated[int, Ge(1)] = 10
+    tries: Annotated[int, Ge(1), Le(10_000)] = 10
     """passes of the filter at the most; each decodes what is still missing"""
     weight: Annotated[float, Gt(0)] = 1.0
     """weight of a synthetic example in the loss"""
