@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import tomllib
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +16,9 @@ import pytest
 import feddpms
 from feddpms import config, records
 from feddpms.algorithms import METHODS
+from feddpms.cli import main
 from feddpms.data import DATASETS
 from feddpms.records import PartitionRecord, RoundRecord, RunRecord
-
-with warnings.catch_warnings():  # typer's own, at its import, with a new click
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from feddpms.cli import main
 
 SMALL = [
     *shlex.split("--data digits --clients 3 --fraction 0.1"),
