@@ -200,7 +200,8 @@ def test_moon():
         expect_equal(got, want)
 
 
-def test_fedmix():
+@pytest.mark.parametrize("bounded", [False, True])
+def test_fedmix(bounded):
     lam, group_size, h = 0.2, 3, 1e-4
     pool_x, pool_y = [], []
     for k, shard in enumerate(make_shards()):
@@ -225,9 +226,12 @@ def test_fedmix():
 
         slope = (own(v + h * x_bar) - own(v - h * x_bar)) / (2 * h)
         other = cross_entropies(logits(p, v), y_bar)
-        return ((1 - lam) * own(v) + lam * other + lam * (1 - lam) * slope).mean()
+        mixture = own(v) + lam * slope
+        if bounded:
+            mixture = np.where(mixture.real < 0, 0, mixture)
+        return ((1 - lam) * mixture + lam * other).mean()
 
-    models, _ = run(FedMix(lam=lam, group_size=group_size))
+    models, _ = run(FedMix(lam=lam, group_size=group_size, bounded=bounded))
     for got, want in zip(models, rounds_of(loss), strict=True):
         for key, value in want.items():
             np.testing.assert_allclose(got[key], value, rtol=1e-5, atol=1e-6, err_msg=key)

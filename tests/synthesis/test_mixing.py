@@ -103,18 +103,18 @@ def test_the_loss_is_its_three_terms_example_by_example(lam):
             slope = (own(v + h * x_bar) - own(v - h * x_bar)) / (2 * h)
             other = -(y_bar * net(v[None]).log_softmax(1)[0]).sum().item()
             each.append((1 - lam) * own(v) + lam * other + lam * (1 - lam) * slope)
-    got = mixed(pool, lam, stream())(net, batch).item()
+    got = mixed(pool, lam, False, stream())(net, batch).item()
     assert got == pytest.approx(sum(each) / len(each), rel=1e-8)
 
 
 def test_the_loss_of_a_batch_is_the_mean_of_the_losses_of_its_examples():
-    net, batch, loss = smooth(), batch_of(8), mixed(pool_of(), 0.3, stream())
+    net, batch, loss = smooth(), batch_of(8), mixed(pool_of(), 0.3, False, stream())
     alone = torch.stack([loss(net, one_of(batch, i)) for i in range(8)])
     torch.testing.assert_close(loss(net, batch), alone.mean())
 
 
 def test_gradients_are_the_mean_of_those_of_the_examples_too():
-    net, batch, loss = smooth(), batch_of(8), mixed(pool_of(), 0.3, stream())
+    net, batch, loss = smooth(), batch_of(8), mixed(pool_of(), 0.3, False, stream())
     whole = torch.autograd.grad(loss(net, batch), list(net.parameters()))
     alone = [
         torch.autograd.grad(loss(net, one_of(batch, i)), list(net.parameters())) for i in range(8)
@@ -128,14 +128,15 @@ def test_the_slope_itself_trains_the_weights():
     pool, dark = pool_of(), {**pool_of(), "x": torch.zeros(1, 1, 4, 4, dtype=torch.float64)}
     first = next(iter(net.parameters()))
     with_slope, without = (
-        torch.autograd.grad(mixed(p, lam, stream())(net, batch), first)[0] for p in (pool, dark)
+        torch.autograd.grad(mixed(p, lam, False, stream())(net, batch), first)[0]
+        for p in (pool, dark)
     )
     h, index = 1e-5, (0, 5)
 
     def slope_term(change):
         with torch.no_grad():
             first[index] += change
-        values = [mixed(p, lam, stream())(net, batch).item() for p in (pool, dark)]
+        values = [mixed(p, lam, False, stream())(net, batch).item() for p in (pool, dark)]
         return values[0] - values[1]
 
     numerical = (slope_term(h) - slope_term(-2 * h)) / (2 * h)
@@ -146,11 +147,13 @@ def test_the_slope_itself_trains_the_weights():
 
 def test_each_example_picks_its_own_average_from_the_stream():
     net, batch, pool, lam = smooth(), batch_of(8), pool_of(5), 0.3
-    got = mixed(pool, lam, stream(9))(net, batch)
+    got = mixed(pool, lam, False, stream(9))(net, batch)
     picks = torch.randint(5, (8,), generator=stream(9)).tolist()
     assert len(set(picks)) > 1
     alone = [
-        mixed({k: v[i : i + 1] for k, v in pool.items()}, lam, stream())(net, one_of(batch, n))
+        mixed({k: v[i : i + 1] for k, v in pool.items()}, lam, False, stream())(
+            net, one_of(batch, n)
+        )
         for n, i in enumerate(picks)
     ]
     torch.testing.assert_close(got, torch.stack(alone).mean())
@@ -158,5 +161,25 @@ def test_each_example_picks_its_own_average_from_the_stream():
 
 def test_nothing_is_mixed_at_zero():
     net, batch = smooth(), batch_of()
-    got = mixed(pool_of(), 0.0, stream())(net, batch)
+    got = mixed(pool_of(), 0.0, False, stream())(net, batch)
     torch.testing.assert_close(got, F.cross_entropy(net(batch.x), batch.y))
+
+
+def test_the_bound_keeps_the_mixed_loss_from_below_zero():
+    """A steep network: to first order its loss on the mixture is far below 0, and no loss is."""
+    net, batch, pool, lam = smooth(), batch_of(8), pool_of(), 0.4
+    with torch.no_grad():
+        for p in net.parameters():
+            p *= 20
+    free = mixed(pool, lam, False, stream())(net, batch).item()
+    bound = mixed(pool, lam, True, stream())(net, batch).item()
+    pick = torch.randint(len(pool["x"]), (8,), generator=stream())
+    v = ((1 - lam) * batch.x).requires_grad_()
+    own = F.cross_entropy(net(v), batch.y, reduction="none")
+    (slope,) = torch.autograd.grad(own.sum(), v)
+    mixture = own + lam * (slope * pool["x"][pick]).flatten(1).sum(1)
+    assert (mixture < 0).any()
+    other = F.cross_entropy(net(v), pool["y"][pick], reduction="none")
+    want = ((1 - lam) * mixture.clamp(min=0) + lam * other).mean().item()
+    assert bound == pytest.approx(want)
+    assert free < bound

@@ -34,9 +34,7 @@ class Mixing:
 class FedMix:
     """A training method on examples mixed with other clients' averages."""
 
-    about: ClassVar[About] = About(
-        "data", "Yoon et al., ICLR 2021", extra="averages once up, their pool once down"
-    )
+    about: ClassVar[About] = About("data", "Yoon et al., ICLR 2021", "averages once, each way")
 
     inner: Chosen = FedAvg()
     """the training method"""
@@ -44,6 +42,8 @@ class FedMix:
     """share of the other clients' average in a mixture"""
     group_size: Annotated[int, Ge(1)] = 64
     """examples in an average, at the least; a client with fewer sends one average of all"""
+    bounded: bool = True
+    """keep an example's approximate mixed loss from falling below 0; the paper does not"""
 
     def start(self, model: Tree, task: Task) -> Mixing:
         """The inner state and an empty pool."""
@@ -54,8 +54,7 @@ class FedMix:
         """The averages once; then to train, with the pool whenever it has grown."""
         if client not in state.pool:
             return Message("share")
-        known = state.sent.get(client) == len(state.pool)
-        trees = {} if known else {"pool": pooled(state.pool)}
+        trees = {} if state.sent.get(client) == len(state.pool) else {"pool": pooled(state.pool)}
         return Message("train", trees, inner=self.inner.ask(state.inner, client, round))
 
     def client(self, ask: Message, me: Client) -> tuple[Message, Memory]:
@@ -65,7 +64,8 @@ class FedMix:
             events = in_the_clear("averaged images")
             return Message("share", {"averages": sent}, {}, events), me.memory
         pool = ask.trees.get("pool") or me.memory.trees["pool"]
-        loss = mixed(pool, self.lam, me.rng.torch("mixtures")) if self.lam else me.loss
+        draws = me.rng.torch("mixtures")
+        loss = mixed(pool, self.lam, self.bounded, draws) if self.lam else me.loss
         inner = replace(me, loss=loss, memory=me.memory.inner or Memory())
         reply, memory = self.inner.client(ask.inner, inner)
         return Message("train", inner=reply), Memory({"pool": pool}, inner=memory)
@@ -75,6 +75,6 @@ class FedMix:
         shared = {c: r.trees["averages"] for c, r in replies.items() if r.kind == "share"}
         if shared:
             return replace(state, pool={**state.pool, **shared})
-        sent = {**state.sent, **dict.fromkeys(replies, len(state.pool))}
         inner = self.inner.server(state.inner, {c: r.inner for c, r in replies.items() if r.inner})
-        return Mixing(inner, state.pool, sent)
+        known = dict.fromkeys(replies, len(state.pool))
+        return Mixing(inner, state.pool, {**state.sent, **known})

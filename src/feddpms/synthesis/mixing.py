@@ -35,8 +35,19 @@ def pooled(by_client: Mapping[int, Tree]) -> Tree:
     return {k: torch.cat([by_client[c][k] for c in sorted(by_client)]) for k in ("x", "y")}
 
 
-def mixed(pool: Tree, lam: float, draws: torch.Generator) -> Loss:
-    """The mean over the batch of the three terms above."""
+def mixed(pool: Tree, lam: float, bounded: bool, draws: torch.Generator) -> Loss:
+    """The mean over the batch of the three terms above.
+
+    The first and the third are (1 - lam) times the loss of the mixed image, to first order. No loss
+    is below 0, but the first-order one can be, without end: training then learns steep slopes in
+    place of the classes.
+
+    Args:
+        pool: averages `x` and `y`.
+        lam: share of an average in a mixture.
+        bounded: stop that approximate loss at 0.
+        draws: stream that picks an average for each example.
+    """
 
     def loss(net, batch):
         pick = torch.randint(len(pool["x"]), (len(batch.y),), generator=draws)
@@ -47,7 +58,9 @@ def mixed(pool: Tree, lam: float, draws: torch.Generator) -> Loss:
         other = F.cross_entropy(logits, y_bar, reduction="none")
         # The sum: each example's derivative must not carry the batch's 1/b.
         (slope,) = torch.autograd.grad(own.sum(), v, create_graph=True)
-        taylor = (slope * x_bar).flatten(1).sum(1)
-        return ((1 - lam) * own + lam * other + lam * (1 - lam) * taylor).mean()
+        mixture = own + lam * (slope * x_bar).flatten(1).sum(1)
+        if bounded:  # differs from the paper: see above
+            mixture = mixture.clamp(min=0)
+        return ((1 - lam) * mixture + lam * other).mean()
 
     return loss
