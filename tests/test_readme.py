@@ -17,7 +17,7 @@ SMALLER = {"--rounds": "2", "--seeds": "0", "--fraction": "0.01", "--local-epoch
 
 def commands(page: str) -> list[str]:
     """The indented lines of a page that start with the command, in order."""
-    return re.findall(r"^ {4}(feddpms .*)$", (ROOT / page).read_text(), re.MULTILINE)
+    return re.findall(r"^ {4}(feddpms [a-z].*)$", (ROOT / page).read_text(), re.MULTILINE)
 
 
 def smaller(command: str) -> list[str]:
