@@ -335,19 +335,23 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 def _by_method(names: list[str], assignments: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     """Assignments for all methods, and those of each method by its name."""
+    from feddpms import config
     from feddpms.algorithms import METHODS
 
+    # `local` is a method and a table of settings; the method has no setting of its own.
+    tables = set(config.dump(config.Run())) - {"method", "seed"}
     shared, own = [], {name: [] for name in names}
     for assignment in assignments:
-        head, _, rest = assignment.partition(".")
-        if head in own and head != "local":  # `local` is a table of settings; the method has none
-            own[head].append(rest)
-        elif assignment.partition("=")[0].strip() == "seed":
-            raise ConfigError(f"--set {assignment}: expected --seeds, got --set seed; use --seeds")
-        elif head == "method" or (head in METHODS and head != "local"):
+        head = assignment.partition("=")[0].strip().partition(".")[0]
+        if head in tables:
+            shared.append(assignment)
+        elif head in own:
+            own[head].append(assignment.partition(".")[2])
+        elif head in METHODS or head in ("method", "seed"):
             raise ConfigError(
                 f"--set {assignment}: expected a method of --methods {','.join(names)}, or a "
-                f'setting that all share, got "{head}"; name the method as it stands there'
+                f'setting that all share, got "{head}"; use --methods, --seeds, or the method\'s '
+                "name as it stands there"
             )
         else:
             shared.append(assignment)

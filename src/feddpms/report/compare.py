@@ -23,15 +23,8 @@ REFERENCE = "fedavg"
 WIDTH = 100
 """Columns of a terminal that the text table fits in."""
 
-MACHINE = {"seed", "out", "output", "folder", "device", "threads", "workers", "processes", "resume"}
-"""Last parts of the settings that may differ between the runs of one row."""
-
-T_TABLE = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
-"""The 97.5 % point of Student's t for 1..30 degrees of freedom."""
+FREE = ("seed", "data.dir")
+"""Settings that may differ between the runs of one row: the seed, and where the data lie."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +155,7 @@ def _variants(folders: list[RunFolder]) -> list[tuple[str, list[RunFolder]]]:
     """The runs of each row, with its label: a method, and its settings where they differ."""
     variants: dict[str, dict[str, list[RunFolder]]] = {}
     for folder in folders:
-        own = {k: v for k, v in flat(folder.settings).items() if k.split(".")[-1] not in MACHINE}
+        own = {k: v for k, v in flat(folder.settings).items() if k not in FREE}
         key = json.dumps(own, sort_keys=True, default=str)
         variants.setdefault(folder.run.method, {}).setdefault(key, []).append(folder)
     rows: list[tuple[str, list[RunFolder]]] = []
@@ -243,21 +236,10 @@ def _difference(row: Row, reference: Row) -> Difference | None:
     s = _spread(gains)
     if s.sd is None:
         return Difference(s.mean, None, s.n, None, None)
-    half = t_quantile(s.n - 1) * s.sd / math.sqrt(s.n)
+    from scipy.stats import t  # a second to import, and only several seeds need it
+
+    half = float(t.ppf(0.975, s.n - 1)) * s.sd / math.sqrt(s.n)
     return Difference(s.mean, s.sd, s.n, s.mean - half, s.mean + half)
-
-
-def t_quantile(freedom: int) -> float:
-    """The 97.5 % point of Student's t, to four decimals.
-
-    Args:
-        freedom: degrees of freedom, at least 1.
-    """
-    if freedom <= len(T_TABLE):
-        return T_TABLE[freedom - 1]
-    z = 1.959964  # the normal's 97.5 % point, then Cornish and Fisher's terms in 1/freedom
-    first = (z**3 + z) / (4 * freedom)
-    return z + first + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 # How numbers are written: the same in the terminal, in Markdown and on the page.
