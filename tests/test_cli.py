@@ -458,3 +458,11 @@ def test_what_a_stranger_tried_is_refused_in_one_line(line, tmp_path, monkeypatc
     assert said.startswith("feddpms: ")
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_of_settings_wins_over_the_method_of_its_name():
+    from feddpms.cli import _by_method
+
+    shared, own = _by_method(["local", "fedprox"], ["local.epochs=1", "fedprox.mu=0.1", "rounds=2"])
+    assert shared == ["local.epochs=1", "rounds=2"]
+    assert own == {"local": [], "fedprox": ["mu=0.1"]}
