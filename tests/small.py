@@ -4,7 +4,7 @@ import torch
 
 from feddpms.algorithms import Client, Training
 from feddpms.models import NetSettings, build
-from feddpms.privacy import Privacy
+from feddpms.privacy import Account, Privacy
 from feddpms.rng import Rng
 from feddpms.types import Shard, Task
 
@@ -55,5 +55,7 @@ def client(shard: Shard, net, round: int = 1, id: int = 0, **changes) -> Client:
         "lr": local.lr_at(round),
         "privacy": LOOSE,
         "rng": Rng(0).at("client", id, round),
+        "round": round,
     }
-    return Client(**{**values, **changes})
+    values |= changes
+    return Client(**{"account": Account(values["privacy"], id), **values})

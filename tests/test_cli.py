@@ -11,13 +11,14 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import feddpms
 from feddpms import config, records
 from feddpms.algorithms import METHODS
 from feddpms.cli import main
-from feddpms.data import DATASETS
+from feddpms.data import DATASETS, levels
 from feddpms.records import PartitionRecord, RoundRecord, RunRecord
 
 SMALL = [
@@ -253,7 +254,7 @@ def test_a_run_writes_what_was_asked_and_what_happened(finished):
     first, held, *rounds, last = records.read(folder / "records.jsonl")
     assert isinstance(first, RunRecord)
     assert (first.method, first.train_examples, first.test_examples) == ("feddpms", 144, 359)
-    assert sum(map(sum, held.counts)) == 144
+    assert max(map(max, held.levels)) == 100
     assert [r.phase for r in rounds] == ["vae", "classify"]
     events = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     assert {e["client"] for e in events} == {0, 1, 2}
@@ -396,7 +397,8 @@ def test_partition_shows_the_split_of_a_run(finished, tmp_path):
     said = feddpms_command("partition", *SMALL[:6], "--out", "p.svg", folder=tmp_path)
     held = records.read(finished["folder"] / "a" / "records.jsonl")[1]
     rows = [line.split() for line in said.out.splitlines()[1:4]]
-    assert [int(row[1]) for row in rows] == [sum(own) for own in held.counts]
+    numbers = np.array([[0 if n == "·" else int(n) for n in row[2:12]] for row in rows])
+    assert levels(numbers).tolist() == [list(row) for row in held.levels]
 
 
 def test_a_bar_with_round_accuracy_and_loss_is_drawn_on_a_terminal(tmp_path, monkeypatch):

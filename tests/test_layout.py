@@ -12,9 +12,9 @@ SOURCE = ROOT / "src" / "feddpms"
 METHOD_FILES = sorted(
     f
     for f in (SOURCE / "algorithms").glob("*.py")
-    if f.stem not in ("__init__", "fit", "trees", "method")
+    if f.stem not in ("__init__", "batches", "fit", "method", "private", "trees")
 )
-CEILINGS = {"feddpms": 180, "fit": 130, "method": 160}
+CEILINGS = {"feddpms": 190, "fit": 150, "method": 175, "private": 115}
 
 every_method = pytest.mark.parametrize("name", METHODS)
 

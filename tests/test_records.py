@@ -28,7 +28,7 @@ def one_of_each() -> list[Record]:
             test_examples=4,
             partition="dirichlet, beta=0.5",
         ),
-        PartitionRecord(counts=((3, 0), (1, 1))),
+        PartitionRecord(levels=((3, 0), (1, 1))),
         RoundRecord(
             round=1,
             phase="vae",

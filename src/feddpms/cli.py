@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
+from feddpms import cli_privacy
+from feddpms.cli_privacy import columns
 from feddpms.errors import ConfigError, FeddpmsError
 
 if TYPE_CHECKING:
@@ -178,7 +180,7 @@ def methods() -> None:
     rows = [
         (name, cls.about.family, cls.about.paper, cls.about.extra) for name, cls in METHODS.items()
     ]
-    typer.echo(_columns([("method", "family", "source", "beyond one model each way"), *rows]))
+    typer.echo(columns([("method", "family", "source", "beyond one model each way"), *rows]))
     typer.echo("\nfamily `data` wraps a training method: feddpms+moon is FedDPMS around MOON.")
 
 
@@ -252,6 +254,11 @@ def report(
     page.write(find(folders), target)
     typer.echo(_table(folders, markdown))
     typer.echo(f"\nPage: {target}")
+
+
+app.command()(cli_privacy.ledger)
+app.command()(cli_privacy.calibrate)
+app.add_typer(cli_privacy.audit, name="audit")
 
 
 def main() -> None:
@@ -390,14 +397,6 @@ def _table(folders: list[Path], markdown: bool = False) -> str:
     from feddpms.report.load import find
 
     return (markdown_table if markdown else text_table)(group(find(folders)))
-
-
-def _columns(rows: list[tuple[str, ...]]) -> str:
-    """Rows as aligned text."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
-    )
 
 
 class _Progress:

@@ -51,14 +51,15 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionRecord:
-    """How the simulator split the data; known only because this is a simulation.
+    """How the simulator split the data, coarsely: no log holds a client's counts.
 
     Attributes:
-        counts: examples of each class at each client [clients][classes].
+        levels: examples of each class at each client [clients][classes], in per cent of the
+            largest of these numbers, in steps of 5; 0 for none at all.
     """
 
     type: ClassVar[str] = "partition"
-    counts: tuple[tuple[int, ...], ...]
+    levels: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

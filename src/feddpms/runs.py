@@ -1,11 +1,13 @@
 """From settings to a finished run folder, and comparisons under equal conditions.
 
 A run folder holds `run.toml` (the settings; running it again gives the same bytes),
-`records.jsonl`, `ledger.jsonl`, `model.safetensors`, `images.safetensors` if the method made any,
-and `report.html`.
+`records.jsonl`, `ledger.jsonl`, `model.safetensors`, `released.safetensors` with the noisy values
+that clients released, `images.safetensors` if the method made any, and `report.html`. With secure
+noise, `clients/` holds each client's own ledger and what it released.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,16 +17,19 @@ from torch import Tensor
 
 import feddpms
 from feddpms import config, records
+from feddpms.algorithms import FedDPMS
+from feddpms.algorithms.private import require_private_training
 from feddpms.config import Run
-from feddpms.data import Dataset, counts, describe, load, split, table
+from feddpms.data import Dataset, counts, describe, levels, load, split, table
 from feddpms.engine import Outcome, simulate
 from feddpms.errors import ConfigError, RunFolderError
 from feddpms.models import build, trunk
-from feddpms.privacy import Ledger, calibrate, claim
+from feddpms.privacy import Ledger, calibrate, claim, source
 from feddpms.records import PartitionRecord, PrivacyRecord, RoundRecord, RunRecord
 from feddpms.report import page, plots
 from feddpms.report.load import find
 from feddpms.rng import Rng
+from feddpms.synthesis import Drawing
 from feddpms.types import Memory, Shard, Task, Tree
 
 OnRound = Callable[[RoundRecord], None]
@@ -132,7 +137,7 @@ def prepare(settings: Run, data: Dataset) -> Prepared:
     net = build(_shape(data), len(data.classes), settings.net, rng.at("initial weights"))
     task = Task(len(data.classes), len(shards), settings.rounds, net.latent)
     settings.method.start({}, task)  # complains about settings that do not fit the run
-    calibrate(settings.privacy)
+    _check_privacy(settings)
     first = RunRecord(
         version=feddpms.__version__,
         method=config.method_name(settings.method),
@@ -146,8 +151,22 @@ def prepare(settings: Run, data: Dataset) -> Prepared:
         test_examples=len(data.test),
         partition=describe(part),
     )
-    held = counts(labels, parts, len(data.classes)).tolist()
-    return Prepared(shards, task, net, (first, PartitionRecord(counts=tuple(map(tuple, held)))))
+    held = levels(counts(labels, parts, len(data.classes))).tolist()
+    return Prepared(shards, task, net, (first, PartitionRecord(levels=tuple(map(tuple, held)))))
+
+
+def _check_privacy(settings: Run) -> None:
+    """Check that what is released, and how, fits together and its target."""
+    method, privacy, training = settings.method, settings.privacy, settings.privacy.training
+    require_private_training(method, privacy, settings.net.norm)
+    drawing = method.synthesis if isinstance(method, FedDPMS) else Drawing()
+    if drawing.spread == "released" and privacy.release != "class_sum":
+        raise ConfigError(
+            'method.synthesis.spread="released" needs privacy.release=class_sum, got '
+            f"{privacy.release}; choose one of them"
+        )
+    calibrate(privacy, settings.rounds * settings.local.epochs * training.steps_per_epoch)
+    source(privacy.noise, Rng(0).torch())  # complains if its library is missing
 
 
 def show_partition(settings: Run, picture: Path) -> tuple[str, Path]:
@@ -205,13 +224,13 @@ def _run(settings: Run, data: Dataset, out: Path | str | None, on_round: OnRound
     prepared, on_round = prepare(settings, data), on_round or (lambda record: None)
     if out is None:
         ledger = Ledger()
-        outcome = _simulate(settings, data, prepared, ledger, on_round)
+        outcome = _simulate(settings, data, prepared, ledger, on_round, None)
         return _result(settings, outcome, ledger, None)
     folder = new_folder(Path(out))
     records.write_file(folder / "run.toml", config.text(settings).encode())
     with (
         (folder / "records.jsonl").open("w") as log,
-        (folder / "ledger.jsonl").open("w") as entries,
+        closing(Ledger(folder / "ledger.jsonl")) as ledger,
     ):
         for record in prepared.first:
             records.write(record, log)
@@ -220,16 +239,20 @@ def _run(settings: Run, data: Dataset, out: Path | str | None, on_round: OnRound
             records.write(record, log)
             on_round(record)
 
-        ledger = Ledger(entries)
-        outcome = _simulate(settings, data, prepared, ledger, note)
+        outcome = _simulate(settings, data, prepared, ledger, note, folder / "clients")
         result = _result(settings, outcome, ledger, folder)
         records.write(PrivacyRecord(claim=result.claim), log)
-    _finish(folder, outcome.model, sheet(data, outcome.memories))
+    _finish(folder, outcome, sheet(data, outcome.memories))
     return result
 
 
 def _simulate(
-    settings: Run, data: Dataset, prepared: Prepared, ledger: Ledger, on_round: OnRound
+    settings: Run,
+    data: Dataset,
+    prepared: Prepared,
+    ledger: Ledger,
+    on_round: OnRound,
+    accounts: Path | None,
 ) -> Outcome:
     """All rounds."""
     return simulate(
@@ -244,6 +267,7 @@ def _simulate(
         Rng(settings.seed),
         ledger,
         on_round,
+        accounts,
     )
 
 
@@ -253,10 +277,13 @@ def _result(settings: Run, outcome: Outcome, ledger: Ledger, folder: Path | None
     return Result(settings, outcome.model, outcome.rounds, words, folder)
 
 
-def _finish(folder: Path, model: Tree, images: dict[str, Tensor]) -> None:
+def _finish(folder: Path, outcome: Outcome, images: dict[str, Tensor]) -> None:
     """Write what exists only at the end."""
-    whole = {k: v.contiguous() for k, v in model.items()}
+    whole = {k: v.contiguous() for k, v in outcome.model.items()}
     records.write_file(folder / "model.safetensors", save(whole))
+    if outcome.released:
+        named = {f"{c}.{k}": v for c, tree in outcome.released.items() for k, v in tree.items()}
+        records.write_file(folder / "released.safetensors", save(named))
     if images:
         records.write_file(folder / "images.safetensors", save(images))
     page.write(find([folder]), folder / "report.html")

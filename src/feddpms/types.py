@@ -83,6 +83,8 @@ class Net(Protocol):
 
 Loss = Callable[[Any, Batch], Tensor]
 """A loss: (net, batch) -> one number, the mean over the batch."""
+Neighbours = Literal["add_remove", "replace_one"]
+"""Which data sets are neighbours: one record added or removed, or one replaced by any other."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Event:
         noise_multiplier: noise standard deviation over l2_sensitivity (Gaussian only).
         l2_sensitivity: how far one record can move the un-noised value (Gaussian only).
         neighbours: relation under which the sensitivity holds (Gaussian only).
+        times: how often the mechanism ran, each time with fresh noise.
+        sample_rate: chance of a record to take part each time (Poisson sampling); 1 for always.
         simulated: the noise came from a seeded source, so this is no release of real data.
         digest: SHA-256 of the released bytes (Gaussian only), so that a second draw shows.
     """
@@ -103,7 +107,9 @@ class Event:
     mechanism: Literal["gaussian", "none"]
     noise_multiplier: float | None = None
     l2_sensitivity: float | None = None
-    neighbours: Literal["add_remove"] | None = None
+    neighbours: Neighbours | None = None
+    times: int = 1
+    sample_rate: float = 1.0
     simulated: bool = True
     digest: str = ""
 
@@ -133,13 +139,11 @@ class Memory:
 
     Attributes:
         trees: named trees.
-        events: privacy events of a stored release, sent again with it.
         synthetic: examples that the method made for this client.
         inner: the memory of the method that a data-enriching method wraps.
     """
 
     trees: Mapping[str, Tree] = field(default_factory=dict)
-    events: tuple[Event, ...] = ()
     synthetic: Shard | None = None
     inner: "Memory | None" = None
 

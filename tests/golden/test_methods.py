@@ -298,13 +298,14 @@ def release(w, k):
     radius, multipliers = PRIVACY.l2_clip, calibrate(PRIVACY)
     norms = np.sqrt((centred**2).sum(1))
     assert norms.max() > radius > norms.min()  # some codes are clipped, some are not
-    noise = stream(k, 2).torch("privacy noise")
     sums, n = np.zeros((CLASSES, LATENT)), np.zeros(CLASSES)
     for z, c, norm in zip(centred, y, norms, strict=True):
         sums[c] += z * min(1, radius / norm)
         n[c] += 1
+    noise = stream(k, 2).torch("privacy noise", "latent means")
     draw = torch.randn(CLASSES, LATENT, generator=noise, dtype=torch.float64).numpy()
     sums = sums + multipliers.latent * radius * draw
+    noise = stream(k, 2).torch("privacy noise", "class histogram")
     draw = torch.randn(CLASSES, generator=noise, dtype=torch.float64).numpy()
     n = n + PRIVACY.count_noise_multiplier * draw
     means = {

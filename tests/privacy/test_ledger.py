@@ -1,68 +1,133 @@
 """The ledger and what may be said from it."""
 
-import io
 import json
-import math
 
 import pytest
-from test_release import analytic_delta
 
 from feddpms.errors import PrivacyError
-from feddpms.privacy import Ledger, claim, epsilon, in_the_clear
+from feddpms.privacy import Ledger, claim, epsilon
+from feddpms.privacy.claim import table
+from feddpms.privacy.ledger import Entry, read
 from feddpms.types import Event
 
 
-def gaussian(channel="latent means", multiplier=2.0, digest="a"):
-    return Event(channel, "gaussian", multiplier, 1.0, "add_remove", True, digest)
+def gaussian(channel="latent means", multiplier=2.0, digest="a", **more):
+    values = {"l2_sensitivity": 1.0, "neighbours": "add_remove", "digest": digest, **more}
+    return Event(channel, "gaussian", multiplier, **values)
 
 
-def test_epsilon_is_the_closed_form():
-    events = [gaussian(multiplier=2.0347), gaussian("class histogram", 10.0)]
-    mu = math.sqrt(sum(1 / e.noise_multiplier**2 for e in events))
-    e = epsilon(events, 1e-5)
-    assert e == pytest.approx(2.0, abs=1e-4)
-    assert analytic_delta(mu, e) == pytest.approx(1e-5, rel=1e-4)
+def clear(*channels):
+    return [Event(channel, "none") for channel in channels]
 
 
-def test_epsilon_grows_with_every_event_and_is_infinite_in_the_clear():
-    one = [gaussian()]
-    assert 0 == epsilon([], 1e-5) < epsilon(one, 1e-5) < epsilon([*one, gaussian("b")], 1e-5)
-    assert epsilon([*one, *in_the_clear("model")], 1e-5) == math.inf
-    assert epsilon([gaussian(multiplier=0.0)], 1e-5) == math.inf
+def updates(digest, **more):
+    return gaussian("model updates", 1.5, digest, times=8, sample_rate=0.1, **more)
 
 
-def test_a_channel_is_written_once_and_a_second_draw_is_refused():
-    file = io.StringIO()
-    ledger = Ledger(file)
-    ledger.record(3, 0, [gaussian(), *in_the_clear("model")])
-    ledger.record(4, 0, [gaussian(), *in_the_clear("model")])  # the stored release sent again
-    lines = [json.loads(line) for line in file.getvalue().splitlines()]
-    assert [(e["round"], e["client"], e["channel"]) for e in lines] == [
-        (3, 0, "latent means"),
-        (3, 0, "model"),
+def test_a_channel_is_written_once_and_a_second_draw_is_refused(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.record(3, 0, [gaussian(), *clear("model")])
+    ledger.record(4, 0, [gaussian(), *clear("model")])  # the stored release sent again
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(e["state"], e["round"], e["client"], e["channel"]) for e in lines] == [
+        ("received", 3, 0, "latent means"),
+        ("received", 3, 0, "model"),
     ]
     with pytest.raises(PrivacyError, match="client 0 released"):
         ledger.record(5, 0, [gaussian(digest="b")])
-    assert len(file.getvalue().splitlines()) == 2
+    ledger.close()
+    assert len(path.read_text().splitlines()) == 2
     assert len(ledger.events()) == 2
+
+
+def test_model_updates_are_written_once_a_round():
+    ledger = Ledger()
+    ledger.record(1, 0, [updates("a"), updates("a")])
+    ledger.record(2, 0, [updates("b")])
+    assert len(ledger.events(0)) == 2
+    with pytest.raises(PrivacyError, match="again in round 2"):
+        ledger.record(2, 0, [updates("c")])
+
+
+def test_reserved_and_received_count_and_stored_does_not(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.append(Entry("reserved", 1, 0, gaussian(digest="")))
+    ledger.append(Entry("stored", 1, 0, gaussian(digest="abc")))
+    ledger.close()
+    assert read(path) == ledger.entries
+    assert ledger.events() == [gaussian(digest="")]
+
+
+def test_a_torn_last_line_does_not_count_and_a_broken_one_is_named(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.record(1, 0, [gaussian()])
+    ledger.close()
+    whole = path.read_text()
+    path.write_text(whole + whole[:40])
+    assert len(read(path)) == 1
+    again = Ledger(path)
+    again.record(1, 1, [gaussian(digest="b")])
+    again.close()
+    assert len(read(path)) == 2
+    path.write_text("{}\n" + whole)
+    with pytest.raises(PrivacyError, match="line 1, got something else"):
+        read(path)
+    with pytest.raises(PrivacyError, match="expected a ledger"):
+        read(tmp_path / "none")
+
+
+def test_a_ledger_that_is_in_use_is_refused(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    with pytest.raises(PrivacyError, match="in use by another process"):
+        Ledger(tmp_path / "ledger.jsonl")
+    ledger.close()
+    Ledger(tmp_path / "ledger.jsonl").close()
 
 
 def test_a_claim_names_unit_neighbours_delta_covered_and_not_covered():
     ledger = Ledger()
     events = [gaussian(multiplier=2.0347), gaussian("class histogram", 10.0)]
-    ledger.record(1, 0, [*events, *in_the_clear("model", "example count")])
+    ledger.record(1, 0, [*events, *clear("model", "example count")])
     words = claim(ledger, 1e-5)
     for part in (
         "class histogram and latent means",
         "(2, 1e-05)",
         "each record",
+        "unit: one record",
         "one record added or removed",
         "any fixed broadcast model",
         "Not covered, sent in the clear: example count, model",
         "no finite total epsilon",
+        "It rests on: a person has one record",
         "Simulated",
     ):
         assert part in words
+    assert "everything" not in words
+
+
+def test_a_claim_over_everything_needs_that_nothing_was_in_the_clear():
+    ledger = Ledger()
+    secure = {"simulated": False}
+    ledger.record(1, 0, [updates("a", **secure), gaussian(**secure)])
+    words = claim(ledger, 1e-5)
+    total = epsilon([updates("a"), gaussian()], 1e-5)
+    assert "everything a client sent in the whole run" in words
+    assert f"({total:.4g}, 1e-05)" in words
+    assert "Not covered" not in words
+    assert "fixed broadcast" not in words  # the encoder's training is paid for
+    assert "Simulated" not in words
+    assert "noise is floating-point" in words
+
+
+def test_the_neighbours_of_a_claim_are_those_of_the_events():
+    ledger = Ledger()
+    ledger.record(1, 0, [gaussian(neighbours="replace_one")])
+    assert "one record replaced by any other" in claim(ledger, 1e-5)
+    with pytest.raises(PrivacyError, match="one neighbouring relation"):
+        epsilon([gaussian(), gaussian("b", neighbours="replace_one")], 1e-5)
 
 
 def test_a_claim_is_that_of_the_client_that_spent_most():
@@ -75,3 +140,18 @@ def test_a_claim_is_that_of_the_client_that_spent_most():
 
 def test_without_events_nothing_left():
     assert "Nothing" in claim(Ledger(), 1e-5)
+
+
+def test_the_table_has_a_row_for_each_channel():
+    ledger = Ledger()
+    for round in (1, 2):
+        ledger.record(round, 0, [updates(str(round)), *clear("training loss")])
+    ledger.record(2, 0, [gaussian()])
+    head, *rows = table(ledger, 1e-5)
+    assert head[-1] == "epsilon at 1e-05"
+    by_name = {row[0]: row for row in rows}
+    assert by_name["training loss"][-1] == "infinite"
+    assert by_name["model updates"][3] == "16"
+    cost = epsilon([updates("1"), updates("2")], 1e-5)
+    assert by_name["model updates"][-1] == f"{cost:.4g}"
+    assert by_name["latent means"][-1] == f"{epsilon([gaussian()], 1e-5):.4g}"

@@ -22,7 +22,7 @@ LEVEL = {"fedavg": 0.72, "feddpms": 0.81, "moon": 0.74, "local": 0.41}
 def partition(seed: int, clients: int, classes: int) -> PartitionRecord:
     rng = np.random.default_rng(seed)
     shares = rng.dirichlet(np.full(clients, 0.5), classes).T
-    return PartitionRecord(counts=tuple(map(tuple, (shares * 120).astype(int).tolist())))
+    return PartitionRecord(levels=tuple(map(tuple, (shares * 20).astype(int).tolist())))
 
 
 def rounds(method: str, seed: int, n: int, classes: int) -> list[RoundRecord]:

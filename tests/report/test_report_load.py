@@ -17,7 +17,7 @@ def test_load_gives_back_what_was_written(make: Maker):
     assert run.run.method == "feddpms"
     assert run.run.seed == 4
     assert run.partition is not None
-    assert len(run.partition.counts) == 10
+    assert len(run.partition.levels) == 10
     assert [r.round for r in run.rounds] == list(range(1, 21))
     assert run.settings["train"] == {"lr": 0.05, "epochs": 5}
     assert len(run.ledger) == 20

@@ -18,8 +18,16 @@ from feddpms.algorithms.method import About, Chosen, Client, require_training
 from feddpms.algorithms.trees import mean
 from feddpms.errors import ConfigError
 from feddpms.models import VaeSettings, split, trunk, vae_loss
-from feddpms.privacy import in_the_clear
-from feddpms.synthesis import Drawing, Matching, Release, extend, match, release
+from feddpms.privacy import UPDATES
+from feddpms.synthesis import (
+    Drawing,
+    Matching,
+    Release,
+    extend,
+    match,
+    paper_release,
+    release,
+)
 from feddpms.types import Memory, Message, Task, Tree, settings
 
 
@@ -113,13 +121,16 @@ class FedDPMS:
 
     def _share(self, ask: Message, me: Client) -> tuple[Message, Memory]:
         """Release once, under the broadcast model; from then on send the stored release again."""
-        memory = me.memory
-        if "release" not in memory.trees:
-            net, noise = load(me.net, ask.trees["model"]), me.rng.torch("privacy noise")
-            top_n, classes = self.matching.top_n, me.task.classes
-            drawn, events = release(net, me.shard, classes, me.privacy, top_n, noise)
-            memory = replace(memory, trees={**memory.trees, "release": drawn}, events=events)
-        return Message("share", {"release": memory.trees["release"]}, {}, memory.events), memory
+        common = (me.shard, me.task.classes, me.privacy, self.matching.top_n)
+        paid = (me.account, me.noise, me.round)
+        if me.privacy.release == "paper":
+            local = load(me.net, {**ask.trees["model"], **me.memory.trees.get("local", {})})
+            released, events = paper_release(local, *common, *paid)
+        else:
+            net = load(me.net, ask.trees["model"])
+            squares = self.synthesis.spread == "released"
+            released, events = release(net, *common, squares, *paid)
+        return Message("share", {"release": released}, {}, events), me.memory
 
     def _prepare(self, ask: Message, inner: Message, me: Client) -> tuple[Message, Memory]:
         """Train the auto-encoder; a decoder that is not averaged every round stays here."""
@@ -128,14 +139,16 @@ class FedDPMS:
         loss = vae_loss(self.vae, me.rng.torch("latent noise"))
         memory = me.memory.inner or Memory()
         reply, memory = self.inner.client(inner, replace(me, loss=loss, memory=memory))
+        local = {"local": reply.trees["model"]} if me.privacy.release == "paper" else {}
         if self.decoder == "every":
-            return Message("vae", inner=reply), Memory(inner=memory)
+            return Message("vae", inner=reply), Memory(local, inner=memory)
         rest, own = split(reply.trees["model"])
         reply = replace(reply, trees={**reply.trees, "model": rest})
-        memory = Memory({"decoder": own}, inner=memory)
+        memory = Memory({"decoder": own, **local}, inner=memory)
         if ask.numbers["rounds_left"] > 1:
             return Message("vae", inner=reply), memory
-        return Message("vae", {"decoder": own}, {}, in_the_clear("decoder"), reply), memory
+        paid = tuple(e for e in reply.events if e.channel == UPDATES) or me.clear("decoder")
+        return Message("vae", {"decoder": own}, {}, paid, reply), memory
 
     def server(self, state: Bank, replies: Mapping[int, Message]) -> Bank:
         """Keep releases, or hand the inner replies on; start the inner method anew after T_p."""

@@ -11,7 +11,6 @@ from annotated_types import Ge, Lt
 
 from feddpms.algorithms.fedavg import FedAvg
 from feddpms.algorithms.method import About, Chosen, Client, require_training
-from feddpms.privacy import in_the_clear
 from feddpms.synthesis import averages, mixed, pooled
 from feddpms.types import Memory, Message, Task, Tree, settings
 
@@ -34,7 +33,7 @@ class Mixing:
 class FedMix:
     """A training method on examples mixed with other clients' averages."""
 
-    about: ClassVar[About] = About("data", "Yoon et al., ICLR 2021", "averages once, each way")
+    about: ClassVar[About] = About("data", "Yoon et al., ICLR 2021", "averages", per_example=False)
 
     inner: Chosen = FedAvg()
     """the training method"""
@@ -61,7 +60,7 @@ class FedMix:
         """Average groups of examples, or train on mixtures."""
         if ask.kind == "share" or ask.inner is None:
             sent = averages(me.shard, me.task.classes, self.group_size, me.rng.torch("groups"))
-            events = in_the_clear("averaged images")
+            events = me.clear("averaged images")
             return Message("share", {"averages": sent}, {}, events), me.memory
         pool = ask.trees.get("pool") or me.memory.trees["pool"]
         draws = me.rng.torch("mixtures")

@@ -7,12 +7,13 @@ MLSys 2020: min_y L_i(y) + (mu/2) ||y - w||^2.
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
+import torch
 from annotated_types import Ge
 
-from feddpms.algorithms.fit import fit
+from feddpms.algorithms.fit import Penalty, fit
 from feddpms.algorithms.method import About, Client, State
 from feddpms.algorithms.trees import average
-from feddpms.types import Loss, Memory, Message, Task, Tree, settings
+from feddpms.types import Memory, Message, Task, Tree, settings
 
 
 @settings
@@ -35,20 +36,20 @@ class FedProx:
     def client(self, ask: Message, me: Client) -> tuple[Message, Memory]:
         """Train with the pull towards the global model."""
         start = ask.trees["model"]
-        return fit(me, start, proximal(me.loss, start, self.mu)).reply(me), me.memory
+        return fit(me, start, penalty=proximal(start, self.mu)).reply(me), me.memory
 
     def server(self, state: State, replies: Mapping[int, Message]) -> State:
         """Average by n_i, as FedAvg."""
         return State(average(replies))
 
 
-def proximal(base: Loss, centre: Tree, mu: float) -> Loss:
-    """Base loss + (mu/2) squared distance of the parameters (buffers left out) to `centre`."""
+def proximal(centre: Tree, mu: float) -> Penalty | None:
+    """(mu/2) squared distance of the parameters (buffers left out) to `centre`; None for mu 0."""
     if mu == 0:
-        return base
+        return None
 
-    def loss(net, batch):
+    def penalty(net):
         near = [(p, centre[k]) for k, p in net.named_parameters() if k in centre]
-        return base(net, batch) + mu / 2 * sum((p - w).square().sum() for p, w in near)
+        return mu / 2 * torch.stack([(p - w).square().sum() for p, w in near]).sum()
 
-    return loss
+    return penalty

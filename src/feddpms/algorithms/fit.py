@@ -1,15 +1,22 @@
-"""The one local training loop. A loss and an added gradient cover every method."""
+"""The one local training loop. A loss, a penalty and an added gradient cover every method."""
 
 import copy
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from feddpms.algorithms.batches import shuffled
 from feddpms.algorithms.method import Client, Training
-from feddpms.privacy import in_the_clear
-from feddpms.types import Batch, Loss, Message, Tree
+from feddpms.algorithms.private import noisy_gradients, training_event
+from feddpms.privacy import histogram
+from feddpms.types import Event, Loss, Message, Tree
+
+Penalty = Callable[[Any], Tensor]
+"""A part of the loss that depends on the weights alone: net -> one number."""
 
 
 @dataclass(frozen=True)
@@ -19,49 +26,56 @@ class Fitted:
     Attributes:
         tree: the entries of the starting tree after training.
         steps: optimiser steps taken.
-        loss: mean loss over the steps.
+        loss: mean loss over the steps; NaN if training was private, since nothing paid for it.
+        events: what paid for the model; empty if it was trained without protection.
     """
 
     tree: Tree
     steps: int
     loss: float
+    events: tuple[Event, ...] = ()
 
     def reply(self, me: Client, kind: str = "train") -> Message:
-        """The usual reply: the model and how much it was trained, all of it in the clear."""
-        numbers = {"examples": len(me.shard), "steps": self.steps, "train_loss": self.loss}
-        events = in_the_clear("model", "example count", "training loss")
-        return Message(kind, {"model": self.tree}, numbers, events)
+        """The usual reply: the model, the client's weight in the average, and the training loss."""
+        weight, paid = _weight(me)
+        numbers = {"examples": weight, "steps": self.steps}
+        if self.events:
+            return Message(kind, {"model": self.tree}, numbers, self.events + paid)
+        numbers["train_loss"] = self.loss
+        return Message(
+            kind, {"model": self.tree}, numbers, me.clear("model", "training loss") + paid
+        )
 
 
-def fit(me: Client, start: Tree, loss: Loss | None = None, drift: Tree | None = None) -> Fitted:
+def fit(
+    me: Client,
+    start: Tree,
+    loss: Loss | None = None,
+    drift: Tree | None = None,
+    penalty: Penalty | None = None,
+) -> Fitted:
     """Train from `start` for the round's local epochs.
 
-    The number of steps follows from the client's own examples alone, so every method takes the same
-    number; synthetic examples ride along in the same steps, at most as many as real ones fit in a
-    batch.
-
     Args:
-        me: shard, network, optimiser settings and random streams.
+        me: shard, network, optimiser settings, privacy and random streams.
         start: weights and buffers to start from; only its parameters are trained.
-        loss: the loss; the client's base loss if None.
+        loss: the loss, a mean over a batch's examples; the client's base loss if None.
         drift: added to each step's gradient, for the parameters that it names.
+        penalty: added to the loss; it sees no example, so private training takes it as it is.
+
+    Raises:
+        PrivacyError: private training would cost more than the client's budget.
     """
     loss = loss or me.loss
-    net = load(me.net, start).train()
-    named = {k: p for k, p in net.named_parameters() if k in start}
-    optimizer = _optimizer(list(named.values()), me.local, me.lr)
-    total, steps = torch.zeros((), dtype=torch.float64), 0
-    for batch in _batches(me):
-        optimizer.zero_grad()
-        value = loss(net, batch)
-        value.backward()
-        for key, g in (drift or {}).items():
-            named[key].grad = g.clone() if named[key].grad is None else named[key].grad + g
-        optimizer.step()
-        total += value.detach()
-        steps += 1
-    state = net.state_dict()
-    return Fitted({k: state[k].clone() for k in start}, steps, float(total) / steps)
+
+    def train(gradients) -> tuple[Tree, int, float]:
+        return _train(me, start, gradients(me, loss), drift or {}, penalty)
+
+    if me.privacy.training.kind == "none":
+        return Fitted(*train(_gradients))
+    event = training_event(me)
+    tree, events = me.account.release(me.round, event, lambda: train(noisy_gradients)[0])
+    return Fitted(tree, event.times, math.nan, events)
 
 
 def load(net: Any, tree: Tree) -> Any:
@@ -78,31 +92,52 @@ def frozen(net: nn.Module, tree: Tree) -> nn.Module:
     return load(copy.deepcopy(net), tree).eval().requires_grad_(False)
 
 
-def examples(me: Client) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Images, labels and loss weights of a client's own examples, then of the synthetic ones."""
-    own, extra = me.shard, me.synthetic
-    if extra is None or not len(extra):
-        return own.x, own.y, None
-    weight = torch.cat([torch.full((len(s),), s.weight, dtype=own.x.dtype) for s in (own, extra)])
-    return torch.cat([own.x, extra.x]), torch.cat([own.y, extra.y]), weight
+def _train(
+    me: Client, start: Tree, gradients, drift: Tree, penalty: Penalty | None
+) -> tuple[Tree, int, float]:
+    """The loop: trained entries, steps taken, mean loss."""
+    net = load(me.net, start).train()
+    named = {k: p for k, p in net.named_parameters() if k in start}
+    optimizer = _optimizer(list(named.values()), me.local, me.lr)
+    total, steps = torch.zeros((), dtype=torch.float64), 0
+    for value in gradients(net, named):
+        if penalty:
+            further = penalty(net)
+            further.backward()
+            value = value + further.detach()
+        for key, g in drift.items():
+            p = named[key]
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            p.grad += g  # in place: a fused optimiser needs the parameter's own memory layout
+        optimizer.step()
+        total += value
+        steps += 1
+    state = net.state_dict()
+    return {k: state[k].clone() for k in start}, steps, float(total) / max(steps, 1)
 
 
-def _batches(me: Client):
-    """The batches of all local epochs; a last batch of one joins the one before it."""
-    x, y, weight = examples(me)
-    own, size = me.rng.torch("batches"), me.local.batch_size
-    extra = me.rng.torch("synthetic batches")
-    n = len(me.shard)
-    for _ in range(me.local.epochs):
-        parts = list(torch.randperm(n, generator=own).split(size))
-        if len(parts) > 1 and len(parts[-1]) == 1:
-            parts[-2:] = [torch.cat(parts[-2:])]
-        further = torch.randperm(len(y) - n, generator=extra) + n
-        ride = min(size, -(-len(further) // len(parts)))
-        for i, index in enumerate(parts):
-            index = torch.cat([index, further[i * ride : (i + 1) * ride]])
-            w = None if weight is None else weight[index]
-            yield Batch(x[index], y[index], w, index)
+def _gradients(me: Client, loss: Loss):
+    """Plain gradients: what sets `grad` before each step, and yields the step's loss."""
+
+    def steps(net: Any, named: dict[str, nn.Parameter]) -> Iterator[Tensor]:
+        for batch in shuffled(me):
+            for parameter in named.values():
+                parameter.grad = None
+            value = loss(net, batch)
+            value.backward()
+            yield value.detach()
+
+    return steps
+
+
+def _weight(me: Client) -> tuple[float, tuple[Event, ...]]:
+    """A client's weight in an average: its number of examples, exact or by its noisy histogram."""
+    if me.privacy.weights == "exact":
+        return len(me.shard), me.clear("example count")
+    paid = (me.privacy, me.account, me.noise, me.round)
+    counts, events = histogram(me.shard.y, me.task.classes, *paid)
+    return max(1.0, float(counts.sum())), events
 
 
 def _optimizer(parameters: list[nn.Parameter], local: Training, lr: float) -> torch.optim.Optimizer:

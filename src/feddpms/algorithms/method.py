@@ -10,9 +10,9 @@ from pydantic import AfterValidator
 from torch import Tensor
 
 from feddpms.errors import ConfigError
-from feddpms.privacy import Privacy
+from feddpms.privacy import Account, Privacy, Source, source
 from feddpms.rng import Rng
-from feddpms.types import Batch, Loss, Memory, Message, Shard, Task, Tree, settings
+from feddpms.types import Batch, Event, Loss, Memory, Message, Shard, Task, Tree, settings
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class About:
         scope: whose model is measured: the global one (`federated`), each client's own (`local`),
             or one trained on the `pooled` data.
         generative: it uses the decoder and the log-variance head.
+        per_example: its local loss is a mean over examples, so that training can be private.
     """
 
     family: Literal["aggregation", "drift", "data", "bound"]
@@ -34,6 +35,7 @@ class About:
     extra: str = "nothing"
     scope: Literal["federated", "local", "pooled"] = "federated"
     generative: bool = False
+    per_example: bool = True
 
 
 @settings
@@ -83,6 +85,8 @@ class Client:
         lr: learning rate of this round.
         privacy: target of releases.
         rng: this client's random streams of this round.
+        account: what it has released, and what it may still spend.
+        round: number of the round, from 1.
         memory: what it kept.
         loss: base loss that a training method starts from.
         synthetic: further examples to train on, from a method that wraps this one.
@@ -96,9 +100,19 @@ class Client:
     lr: float
     privacy: Privacy
     rng: Rng
+    account: Account
+    round: int
     memory: Memory = field(default_factory=Memory)
     loss: Loss = cross_entropy
     synthetic: Shard | None = None
+
+    def noise(self, purpose: str) -> Source:
+        """The source of noise for a purpose."""
+        return source(self.privacy.noise, self.rng.torch("privacy noise", purpose))
+
+    def clear(self, *channels: str) -> tuple[Event, ...]:
+        """The events of values that leave this client in the clear."""
+        return self.account.in_the_clear(self.round, *channels)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from feddpms.algorithms.fit import examples, fit, frozen
+from feddpms.algorithms.batches import examples
+from feddpms.algorithms.fit import fit, frozen
 from feddpms.algorithms.method import About, Client, State
 from feddpms.algorithms.trees import average
 from feddpms.types import Loss, Memory, Message, Task, Tree, settings
@@ -57,10 +58,15 @@ class Moon:
 
 
 def representations(me: Client, tree: Tree) -> Tensor:
-    """Representation of each of the client's examples under a frozen model [n, d]."""
+    """Representation of each of the client's examples under a frozen model [n, d].
+
+    Own and synthetic examples apart, so that how many own ones there are does not show in the last
+    bits of the others.
+    """
     net = frozen(me.net, tree)
+    parts = examples(me)[0].tensor_split([len(me.shard)])
     with torch.no_grad():
-        return torch.cat([net.features(x) for x in examples(me)[0].split(500)])  # pyright: ignore
+        return torch.cat([net.features(x) for part in parts for x in part.split(500)])  # pyright: ignore
 
 
 def contrastive(base: Loss, z_g: Tensor, z_p: Tensor, mu: float, temperature: float) -> Loss:

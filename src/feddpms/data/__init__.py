@@ -2,7 +2,7 @@
 
 from feddpms.data.datasets import DATASETS, Data, Dataset, Source, available, load
 from feddpms.data.partition import Partition, describe, split
-from feddpms.data.stats import counts, effective_classes, table
+from feddpms.data.stats import counts, effective_classes, levels, table
 
 __all__ = [
     "DATASETS",
@@ -14,6 +14,7 @@ __all__ = [
     "counts",
     "describe",
     "effective_classes",
+    "levels",
     "load",
     "split",
     "table",

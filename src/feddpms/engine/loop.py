@@ -1,8 +1,11 @@
 """The loop of rounds: choose a cohort, ask, serve, evaluate, record."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -38,11 +41,14 @@ class Outcome:
         model: the final global model (the initial one for `local`, whose models stay at clients).
         rounds: one record a round.
         memories: what each client keeps.
+        released: what each client shared under noise, as anyone on the way saw it; what it shared
+            in the clear is not kept.
     """
 
     model: Tree
     rounds: tuple[RoundRecord, ...]
     memories: Mapping[int, Memory] = field(default_factory=dict)
+    released: Mapping[int, Tree] = field(default_factory=dict)
 
 
 def simulate(
@@ -57,6 +63,7 @@ def simulate(
     rng: Rng,
     ledger: Ledger,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
+    accounts: Path | None = None,
 ) -> Outcome:
     """Run a method over clients that live in this process.
 
@@ -72,6 +79,7 @@ def simulate(
         rng: the root of all random streams.
         ledger: where privacy events are written down.
         on_round: called with each round's record.
+        accounts: folder for the clients' accounts, used if their noise is secure.
 
     Raises:
         ConfigError: a setting of the method does not fit the run.
@@ -81,17 +89,20 @@ def simulate(
         shards, task = [pooled], Task(task.classes, 1, task.rounds, task.latent)
     initial = {k: v.clone() for k, v in net.state_dict().items()}
     state = method.start(_visible(method, initial), task)
-    grid = InProcess(method, dict(enumerate(shards)), net, task, local, privacy, rng)
-    records = []
-    with one_thread():
+    grid = InProcess(
+        method, dict(enumerate(shards)), net, task, local, privacy, rng, folder=accounts
+    )
+    records, released = [], {}
+    with one_thread(), closing(grid):
         for number in range(1, task.rounds + 1):
             began = time.perf_counter()
             cohort = _cohort(engine.cohort, len(shards), rng.numpy("cohort", number))
             state, exchange = _round(method, state, grid, cohort, number, ledger)
+            released |= exchange.released
             score = _score(method, state, grid.memories, net, test, task)
             records.append(_record(number, exchange, score, time.perf_counter() - began))
             on_round(records[-1])
-    return Outcome(state.model, tuple(records), grid.memories)
+    return Outcome(state.model, tuple(records), grid.memories, released)
 
 
 @dataclass
@@ -102,6 +113,7 @@ class _Exchange:
     replies: dict[int, Message]
     down: int
     up: int
+    released: dict[int, Tree]
 
 
 def _round(
@@ -109,6 +121,7 @@ def _round(
 ) -> tuple[Any, _Exchange]:
     """One round: those asked to share do so first; then everybody trains."""
     down = up = 0
+    released: dict[int, Tree] = {}
     for _ in range(2):
         asks = {c: method.ask(state, c, number) for c in cohort}
         sharing = {c: a for c, a in asks.items() if a.kind == "share"}
@@ -120,8 +133,16 @@ def _round(
         down += sum(map(size, (sharing or asks).values()))
         up += sum(map(size, replies.values()))
         if not sharing:
-            return state, _Exchange(asks, replies, down, up)
+            return state, _Exchange(asks, replies, down, up, released)
+        released = {c: _noisy(reply) for c, reply in replies.items() if _noisy(reply)}
     raise AssertionError("a method asked to share twice in one round")
+
+
+def _noisy(reply: Message) -> Tree:
+    """What a reply holds if all of it was paid for."""
+    if any(e.mechanism == "none" for e in reply.events):
+        return {}
+    return {k: v for tree in reply.trees.values() for k, v in tree.items()}
 
 
 def _visible(method: Method, tree: Tree) -> Tree:
@@ -154,7 +175,9 @@ def _record(number: int, exchange: _Exchange, score: Score, seconds: float) -> R
             if name not in PRIVATE:
                 sums[name] = sums.get(name, 0) + value
         taken = message.numbers.get("steps", 0)
-        steps, loss = steps + taken, loss + taken * message.numbers.get("train_loss", 0)
+        if taken:  # private training sends no loss, and the round has none then
+            loss += taken * message.numbers.get("train_loss", math.nan)
+        steps += taken
     return RoundRecord(
         round=number,
         phase=next(iter(exchange.asks.values())).kind,

@@ -4,10 +4,10 @@ from torch import Tensor, nn
 
 
 def norm(kind: str, channels: int) -> nn.Module:
-    """The normalisation layer of a setting: `batch`, or `group` with up to 8 groups."""
+    """The normalisation layer of a setting: `batch`, or `group` with up to 8 groups of several."""
     if kind == "batch":
         return nn.BatchNorm2d(channels)
-    groups = next(g for g in (8, 4, 2, 1) if channels % g == 0)
+    groups = next(g for g in (8, 4, 2, 1) if channels % (2 * g) == 0 or g == 1)
     return nn.GroupNorm(groups, channels)
 
 

@@ -1,25 +1,59 @@
 """The append-only list of privacy events, one JSON object a line in `ledger.jsonl`.
 
-A channel of a client is written down once. A noisy channel is released once for the life of the
-run: the same event again is the stored release sent again, a different one is refused. What is in
-the clear has an infinite epsilon the first time; saying so again adds nothing.
+A client's own ledger says `reserved` before anything is drawn, and `stored` when what was drawn is
+safe on disk; a server's says `received`. Each line is on disk before the call returns. Reserved and
+received lines count; they are never taken back, so epsilon never falls.
+
+A noisy channel is released once for the life of a run, and model updates once a round: the same
+event again is the stored release sent again, a different one is refused. What is in the clear has
+an infinite epsilon the first time; saying so again adds nothing.
 """
 
+import fcntl
 import json
+import os
 from collections.abc import Iterable
-from dataclasses import asdict
-from typing import TextIO
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Literal
 
 from feddpms.errors import PrivacyError
+from feddpms.privacy.mechanism import UPDATES
 from feddpms.types import Event
+
+State = Literal["reserved", "stored", "received"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line.
+
+    Attributes:
+        state: `reserved` before a draw, `stored` after it, `received` by the server.
+        round: 1..rounds.
+        client: the client's number.
+        event: what it paid for; of a reserved entry without a digest.
+    """
+
+    state: State
+    round: int
+    client: int
+    event: Event
 
 
 class Ledger:
-    """Events by client and channel, written through to a file."""
+    """Entries, written through to a file if there is one.
 
-    def __init__(self, file: TextIO | None = None):
-        self._file = file
-        self._events: dict[tuple[int, str], Event] = {}
+    Args:
+        path: file to append to; made if missing, locked against other processes. None for memory.
+
+    Raises:
+        PrivacyError: the file is in use, or holds a line that is no entry.
+    """
+
+    def __init__(self, path: Path | None = None):
+        self._file = _open(path) if path else None
+        self.entries = read(path) if path else []
 
     def record(self, round: int, client: int, events: Iterable[Event]) -> None:
         """Write down what a client's reply carried.
@@ -30,26 +64,93 @@ class Ledger:
             events: the reply's events.
 
         Raises:
-            PrivacyError: the client released a noisy channel a second time, differently.
+            PrivacyError: the client released a channel a second time, differently.
         """
+        new: list[Entry] = []
         for event in events:
-            key = (client, event.channel)
-            if key not in self._events:
-                self._events[key] = event
-                if self._file:
-                    line = {"round": round, "client": client, **asdict(event)}
-                    self._file.write(json.dumps(line) + "\n")
-                    self._file.flush()
-            elif self._events[key] != event:
+            before = [
+                e
+                for e in (*self.entries, *new)
+                if (e.client, e.event.channel) == (client, event.channel)
+                and (event.channel != UPDATES or e.round == round)
+            ]
+            if any(e.event != event for e in before):
                 raise PrivacyError(
                     f'client {client} released "{event.channel}" again in round {round} with other '
-                    "parameters; one release for the life of the run is what was paid for"
+                    "parameters; one release was what was paid for"
                 )
+            if not before:
+                new.append(Entry("received", round, client, event))
+        self.append(*new)
+
+    def append(self, *entries: Entry) -> None:
+        """Write entries down; they are on disk when this returns."""
+        if self._file and entries:
+            self._file.write("".join(_line(e) for e in entries))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self.entries.extend(entries)
 
     def events(self, client: int | None = None) -> list[Event]:
-        """The events of one client, or of all, in the order they were written."""
-        return [e for (c, _), e in self._events.items() if client is None or c == client]
+        """The events that count, of one client or of all, in the order they were written."""
+        counted = [e for e in self.entries if e.state != "stored"]
+        return [e.event for e in counted if client is None or e.client == client]
 
     def clients(self) -> list[int]:
-        """The clients that have sent anything."""
-        return sorted({client for client, _ in self._events})
+        """The clients that have sent or reserved anything."""
+        return sorted({e.client for e in self.entries})
+
+    def close(self) -> None:
+        """Close and unlock the file."""
+        if self._file:
+            self._file.close()
+
+
+def read(path: Path) -> list[Entry]:
+    """The entries of a ledger's file, without a last line that a killed process left half written.
+
+    Raises:
+        PrivacyError: the file cannot be read, or a line is no entry; the line is named.
+    """
+    try:
+        lines = path.read_text().split("\n")[:-1]
+    except (OSError, UnicodeDecodeError) as error:
+        raise PrivacyError(
+            f"expected a ledger at {path}: {error}; give a folder of a run or of a client"
+        ) from None
+    known = {f.name for f in fields(Event)}
+    entries = []
+    for number, line in enumerate(lines, 1):
+        try:
+            values = json.loads(line)
+            event = Event(**{k: v for k, v in values.items() if k in known})
+            entries.append(Entry(values["state"], values["round"], values["client"], event))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise PrivacyError(
+                f"expected an entry of a ledger at {path}, line {number}, got something else; "
+                "restore the file, or what was spent is unknown"
+            ) from None
+    return entries
+
+
+def _line(entry: Entry) -> str:
+    """An entry as one line."""
+    head = {"state": entry.state, "round": entry.round, "client": entry.client}
+    return json.dumps({**head, **asdict(entry.event)}) + "\n"
+
+
+def _open(path: Path):
+    """The file, open to append and locked, cut after its last whole line.
+
+    A last line without its end was never acknowledged, so nothing was drawn for it.
+    """
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise PrivacyError(f"{path} is in use by another process; stop it first") from None
+    with path.open("rb+") as bytes_:
+        whole = bytes_.read().rfind(b"\n") + 1
+        bytes_.truncate(whole)
+    return file

@@ -1,113 +1,185 @@
-"""The one release of FedDPMS: noisy class sums of clipped latent codes, and a noisy histogram.
+"""What is released: each statistic with its own sensitivity, and the one way to add noise to it.
 
-A value computed from a client's records leaves the client as the output of `noisy_class_sums`,
-with the events that paid for it, or with an event from `in_the_clear`.
+A statistic has `value`, the exact statistic of a client's records, and `l2_sensitivity`, which
+follows from its clip and from who counts as neighbours; nobody passes a sensitivity in. A noisy
+value leaves a client only through `gaussian`.
 """
 
-import hashlib
+import math
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from annotated_types import Gt, Lt
 from torch import Tensor
 
-from feddpms.types import Event, settings
+from feddpms.privacy.noise import Source
+from feddpms.types import Event, Neighbours
 
 CENTRE = 0.5
 """Public centre of the latent cube [0, 1]^latent."""
+RESOLUTION = 2.0**-32
+"""Clipped codes are cut to multiples of this, so that sums of them have no rounding error."""
 MEANS = "latent means"
 COUNTS = "class histogram"
-
-
-@settings
-class Privacy:
-    """Target and shape of a client's one release."""
-
-    target_epsilon: Annotated[float, Gt(0)] = 2.0
-    """epsilon of the release (latent means and histogram together), per record, add/remove"""
-    target_delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
-    """delta of the release"""
-    l2_clip: Annotated[float, Gt(0)] = 2.0
-    """radius R to which each latent code is clipped around 1/2; public, never tuned on the data"""
-    count_noise_multiplier: Annotated[float, Gt(0)] = 10.0
-    """standard deviation of the noise on each class count, in records"""
-    min_class_count: Annotated[float, Gt(0)] = 20.0
-    """a class is released if its noisy count is at least this; also the least divisor of a mean"""
+UPDATES = "model updates"
 
 
 @dataclass(frozen=True)
 class ClassSums:
-    """What a client releases.
+    """Sums of the clipped codes of each class, over all classes of the data set.
+
+    Guarantee: for a fixed encoder, one record moves the stack of all sums by at most
+    `l2_sensitivity` in l2 norm: a record is in one class, and its clipped code has norm at most R.
+    Replacing it by another record moves one sum by at most 2R, or two sums by R each.
 
     Attributes:
-        sums: noisy sums of centred, clipped codes [classes, latent].
-        counts: noisy class counts [classes].
-        events: what paid for both.
+        l2_clip: R, around the centre of the cube.
+        adjacency: who counts as neighbours.
+        second_moments: append the clipped squares of the centred codes, over R; code and squares
+            are clipped together, so the sensitivity stays that of R.
     """
 
-    sums: Tensor
-    counts: Tensor
-    events: tuple[Event, ...]
+    l2_clip: float
+    adjacency: Neighbours = "add_remove"
+    second_moments: bool = False
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """R, or 2R if a record may be replaced."""
+        return self.l2_clip * (1 if self.adjacency == "add_remove" else 2)
+
+    def value(self, codes: Tensor, labels: Tensor, classes: int) -> Tensor:
+        """Exact sums, float64 [classes, latent], or [classes, 2 latent] with second moments.
+
+        Args:
+            codes: latent means of all the client's records under the broadcast model [n, latent];
+                a code that is not finite counts as the centre.
+            labels: class of each record [n], 0..classes-1.
+            classes: number of classes of the data set.
+        """
+        rows = _in_cube(codes) - CENTRE
+        if self.second_moments:
+            rows = torch.cat([rows, rows.square() / self.l2_clip], 1)
+        norms = rows.norm(dim=1, keepdim=True)
+        rows = rows * (self.l2_clip / norms.clamp(min=self.l2_clip))
+        rows = (rows / RESOLUTION).trunc() * RESOLUTION  # towards 0, so no norm grows
+        return rows.new_zeros(classes, rows.shape[1]).index_add(0, labels, rows)
 
 
-def noisy_class_sums(
-    codes: Tensor,
-    labels: Tensor,
-    classes: int,
-    l2_clip: float,
-    noise_multiplier: float,
-    count_noise_multiplier: float,
-    noise: torch.Generator,
-) -> ClassSums:
-    """Sum the clipped codes of each class, count each class, and add Gaussian noise once.
+@dataclass(frozen=True)
+class FixedMeans:
+    """Means of the first m records of each class; places that a small class leaves count as 1/2.
 
-    Guarantee: for a fixed encoder, adding or removing one record moves the stacked sums by at most
-    `l2_clip` in l2 norm (a record is in one class) and the histogram by at most 1. Non-finite
-    codes count as the centre, so they move the sums by 0. What does not hold: nothing is said about
-    how the encoder was trained; and the noise here is drawn in floating point from a seeded
-    generator, which makes this a simulation, not a release of real data.
+    Guarantee: for a fixed encoder, one record more or less changes at most one of the m places, by
+    at most the diagonal of the cube, sqrt(latent). A record that is replaced by one of another
+    class changes one place in each of two classes.
+
+    Attributes:
+        size: m, public.
+        latent: latent length.
+        adjacency: who counts as neighbours.
+    """
+
+    size: int
+    latent: int
+    adjacency: Neighbours = "add_remove"
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """sqrt(latent) / m; sqrt(2) times that if a record may be replaced, label included."""
+        both = 1 if self.adjacency == "add_remove" else 2
+        return math.sqrt(both * self.latent) / self.size
+
+    def value(self, codes: Tensor, labels: Tensor, classes: int) -> Tensor:
+        """Exact centred means, float64 [classes, latent]; arguments as for `ClassSums`."""
+        rows = _in_cube(codes) - CENTRE
+        chosen = [rows[labels == c][: self.size].sum(0) for c in range(classes)]
+        return torch.stack(chosen) / self.size
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Number of records of each class, over all classes of the data set.
+
+    Guarantee: one record more or less changes one count by 1; one replaced, two counts by 1 each.
+    """
+
+    adjacency: Neighbours = "add_remove"
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """1, or sqrt(2) if a record may be replaced."""
+        return 1.0 if self.adjacency == "add_remove" else math.sqrt(2)
+
+    def value(self, labels: Tensor, classes: int) -> Tensor:
+        """Exact counts, float64 [classes]."""
+        return torch.bincount(labels, minlength=classes).double()
+
+
+@dataclass(frozen=True)
+class GradientSum:
+    """Sum of the clipped gradients of a batch's examples.
+
+    Attributes:
+        l2_clip: C, bound on the norm of one example's gradient.
+        adjacency: who counts as neighbours.
+    """
+
+    l2_clip: float
+    adjacency: Neighbours = "add_remove"
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """C, or 2C if a record may be replaced."""
+        return self.l2_clip * (1 if self.adjacency == "add_remove" else 2)
+
+
+Statistic = ClassSums | FixedMeans | Histogram | GradientSum
+
+
+def gaussian(
+    value: Tensor, statistic: Statistic, noise_multiplier: float, source: Source
+) -> Tensor:
+    """Add Gaussian noise to every coordinate of a statistic, once.
+
+    Guarantee: with mu = 1 / noise_multiplier, the output is exactly mu-Gaussian differentially
+    private for the statistic's neighbours (Dong, Roth, Su 2022), and so are all functions of it.
+    What does not hold: gradients, and everything in a simulation, get floating-point noise, whose
+    lowest bits can tell more than the theory allows.
 
     Args:
-        codes: latent means of all the client's records under the broadcast model [n, latent].
-        labels: class of each record [n], 0..classes-1.
-        classes: number of classes of the data set.
-        l2_clip: clip radius R around 1/2.
-        noise_multiplier: standard deviation of the sums' noise over R; 0 in tests only.
-        count_noise_multiplier: standard deviation of the counts' noise; 0 in tests only.
-        noise: source of the noise.
-
-    Returns:
-        The noisy sums and counts with their two events.
+        value: the exact statistic.
+        statistic: what it is, and so how far one record can move it.
+        noise_multiplier: standard deviation over the statistic's sensitivity.
+        source: where the noise comes from.
     """
-    centred = torch.where(codes.isfinite().all(1, keepdim=True), codes - CENTRE, 0.0)
-    norms = centred.norm(dim=1, keepdim=True)
-    clipped = centred * (l2_clip / norms.clamp(min=l2_clip))
-    sums = codes.new_zeros(classes, codes.shape[1]).index_add(0, labels, clipped)
-    counts = torch.bincount(labels, minlength=classes).to(codes.dtype)
-    noisy_sums = _add_noise(sums, noise_multiplier * l2_clip, noise)
-    noisy_counts = _add_noise(counts, count_noise_multiplier, noise)
-    return ClassSums(
-        sums=noisy_sums,
-        counts=noisy_counts,
-        events=(
-            _gaussian(MEANS, noise_multiplier, l2_clip, noisy_sums),
-            _gaussian(COUNTS, count_noise_multiplier, 1.0, noisy_counts),
-        ),
+    std = noise_multiplier * statistic.l2_sensitivity
+    if isinstance(statistic, GradientSum):
+        return source.floating(value, std)
+    return source.discrete(value, std)
+
+
+def event(
+    channel: str,
+    statistic: Statistic,
+    noise_multiplier: float,
+    source: Source,
+    times: int = 1,
+    sample_rate: float = 1.0,
+) -> Event:
+    """The event that `times` calls of `gaussian` are paid with."""
+    return Event(
+        channel=channel,
+        mechanism="gaussian",
+        noise_multiplier=noise_multiplier,
+        l2_sensitivity=statistic.l2_sensitivity,
+        neighbours=statistic.adjacency,
+        times=times,
+        sample_rate=sample_rate,
+        simulated=source.simulated,
     )
 
 
-def in_the_clear(*channels: str) -> tuple[Event, ...]:
-    """The events of values that leave a client without any protection."""
-    return tuple(Event(channel, "none") for channel in channels)
-
-
-def _add_noise(value: Tensor, std: float, noise: torch.Generator) -> Tensor:
-    """The value with independent Gaussian noise on every coordinate."""
-    return value + std * torch.randn(value.shape, generator=noise, dtype=value.dtype)
-
-
-def _gaussian(channel: str, multiplier: float, l2_sensitivity: float, released: Tensor) -> Event:
-    """The event of one Gaussian release from a simulated source, bound to what was released."""
-    digest = hashlib.sha256(released.numpy().tobytes()).hexdigest()
-    return Event(channel, "gaussian", multiplier, l2_sensitivity, "add_remove", True, digest)
+def _in_cube(codes: Tensor) -> Tensor:
+    """The codes in [0, 1], float64; one with an entry that is not finite becomes the centre."""
+    codes = codes.double()
+    return torch.where(codes.isfinite().all(1, keepdim=True), codes, CENTRE).clamp(0, 1)

@@ -31,7 +31,7 @@ class RunFolder:
     Attributes:
         path: the folder.
         run: what was run.
-        partition: examples of each class at each client; None where it is not known.
+        partition: who holds what, coarsely; None where it is not known.
         rounds: the finished rounds, in order.
         claim: what may be said of privacy, in words; None for a run that did not come to its end.
         settings: `run.toml`, parsed.
@@ -60,12 +60,14 @@ class RunFolder:
 
         That is a round of the last phase whose test loss or accuracy is not finite, or the last
         round if its training loss is not. Earlier phases may have nothing to test, and a round in
-        which no client had an example to train on has no training loss.
+        which no client had an example to train on has no training loss; with private training, no
+        round has one.
         """
+        sent = any(math.isfinite(r.train_loss) for r in self.rounds)
         for r in self.rounds:
             tested = r.phase == self.rounds[-1].phase
             values = (r.test_accuracy, r.test_loss) if tested else ()
-            if r is self.rounds[-1] and r.numbers.get("steps", 1) > 0:
+            if sent and r is self.rounds[-1] and r.numbers.get("steps", 1) > 0:
                 values = (*values, r.train_loss)
             if not all(map(math.isfinite, values)):
                 return r.round
@@ -167,7 +169,7 @@ def _check(
         raise ValueError("a name is not a text")
     if len(rounds) > run.rounds:
         raise ValueError(f"{len(rounds)} rounds where {run.rounds} were planned")
-    if partition and any(len(row) != len(run.classes) for row in partition.counts):
+    if partition and any(len(row) != len(run.classes) for row in partition.levels):
         raise ValueError(f"a partition without {len(run.classes)} classes at each client")
     for r in rounds:
         if len(r.per_class_accuracy) != len(run.classes):

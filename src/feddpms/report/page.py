@@ -199,10 +199,11 @@ def _partition(group: Group, name: str) -> list[Figure]:
     first = min(known, key=lambda folder: folder.run.seed)
     assert first.partition is not None
     caption = f"Examples of each class at each client ({first.run.partition}), seed "
-    caption += f"{first.run.seed}. Known only because this is a simulation."
+    caption += f"{first.run.seed}, in per cent of the largest number, in steps of 5. Known only "
+    caption += "because this is a simulation; `feddpms partition` prints the numbers."
     if len({folder.partition for folder in known}) > 1:
         caption += " Other seeds have partitions of their own."
-    picture = plots.partition_svg(first.partition.counts, first.run.classes, name)
+    picture = plots.partition_svg(first.partition.levels, first.run.classes, name)
     return [Figure("Who holds what", Markup(picture), compare.clean(caption))]
 
 

@@ -321,6 +321,32 @@ def _draw(
     return file.getvalue()
 
 
+def grid_png(rows: Mapping[str, np.ndarray], columns: Sequence[str], title: str) -> bytes:
+    """Images in named rows and columns, as a PNG file.
+
+    Args:
+        rows: by name, images in [0, 1], float [columns, 1 or 3, height, width].
+        columns: names.
+        title: one line above.
+    """
+    across, down = len(columns), len(rows)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots(down, across, squeeze=False)
+        figure.suptitle(title, fontsize=10)
+        for (name, images), line in zip(rows.items(), axes, strict=True):
+            line[0].set_ylabel(name, rotation=0, ha="right", va="center")
+            for image, ax in zip(images, line, strict=True):
+                pixels = np.clip(image, 0, 1).transpose(1, 2, 0)
+                ax.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="none")
+                ax.set(xticks=[], yticks=[])
+                ax.grid(visible=False)
+        for column, ax in zip(columns, axes[0], strict=True):
+            ax.set_title(_short(column, 14), fontsize=9)
+
+    return _draw("grid", (2.4 + 1.05 * max(across, 4), 0.5 + 1.1 * down), paint, "png")
+
+
 def sheet(images: Mapping[str, np.ndarray], classes: Sequence[str]) -> bytes:
     """Real and synthetic images side by side, one row a class, as a PNG file.
 

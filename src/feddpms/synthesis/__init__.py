@@ -4,6 +4,7 @@ from feddpms.synthesis.generate import Drawing, Synthesis, extend, generate
 from feddpms.synthesis.matching import Matching, Release, match
 from feddpms.synthesis.means import encode, release
 from feddpms.synthesis.mixing import averages, mixed, pooled
+from feddpms.synthesis.paper import paper_release
 
 __all__ = [
     "Drawing",
@@ -16,6 +17,7 @@ __all__ = [
     "generate",
     "match",
     "mixed",
+    "paper_release",
     "pooled",
     "release",
 ]

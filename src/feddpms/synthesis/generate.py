@@ -16,8 +16,9 @@ class Drawing:
 
     per_class: Annotated[int, Ge(0), Le(100_000)] = 100
     """synthetic examples of each needed class"""
-    spread: Annotated[float, Ge(0)] = 0.3
-    """tau: public standard deviation of a draw around a released mean"""
+    spread: Annotated[float, Ge(0)] | Literal["released"] = 0.3
+    """tau: public standard deviation of a draw around a released mean; released: the data's own,
+    by noisy second moments in the same release"""
     filter: Literal["none", "global"] = "none"
     """keep every draw, or only what the global classifier calls by its class"""
     tries: Annotated[int, Ge(1), Le(10_000)] = 10
@@ -62,7 +63,8 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
 
     Args:
         net: a network that holds the global weights and the global decoder.
-        matched: `classes` [m] and `means` [m, latent]; several means of a class are used in turn.
+        matched: `classes` [m], `means` [m, latent] and, for the spread `released`, `spreads`
+            [m, latent]; several means of a class are used in turn.
         drawing: number (at least 1), spread and cap.
         rng: stream of the draws.
 
@@ -75,7 +77,7 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
     images, labels, tried = [], [], 0
     for _ in range(drawing.tries):
         wanted = torch.tensor([c for c, n in missing.items() for _ in range(n)], dtype=torch.int64)
-        decoded = _decode(net, matched, missing, drawing.spread, rng)
+        decoded = _decode(net, matched, missing, drawing, rng)
         right = _passes(net, decoded, wanted, drawing.filter)
         images.append(decoded[right])
         labels.append(wanted[right])
@@ -90,10 +92,12 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
     return Synthesis(Shard(torch.cat(images)[by_class], y[by_class], drawing.weight), tried, len(y))
 
 
-def _decode(net, matched: Tree, missing: dict[int, int], spread: float, rng) -> Tensor:
+def _decode(net, matched: Tree, missing: dict[int, int], drawing: Drawing, rng) -> Tensor:
     """One image for each missing example, by class."""
     rows = [_rows(matched["classes"], c, n) for c, n in missing.items() if n]
-    means = matched["means"][torch.cat(rows)]
+    chosen = torch.cat(rows)
+    means = matched["means"][chosen]
+    spread = matched["spreads"][chosen] if drawing.spread == "released" else drawing.spread
     noise = torch.randn(means.shape, generator=rng, dtype=means.dtype)
     with torch.no_grad():
         return net.decode((means + spread * noise).clamp(0, 1))

@@ -10,7 +10,8 @@ from torch import Tensor
 from feddpms.types import Tree, settings
 
 Release = Tree
-"""What a client released: `classes` [r], `means` [r, latent], `counts` [classes]."""
+"""What a client released: `classes` [r], `means` [r, latent], `counts` [classes], and `spreads` as
+`means` if they were released."""
 
 
 @settings
@@ -39,17 +40,15 @@ def match(
         served: classes that were sent to it before.
 
     Returns:
-        A tree with `classes` int64 [m] and `means` [m, latent]; empty if there is nothing to send.
+        A tree with `classes` int64 [m], `means` [m, latent] and, if they were released, `spreads`
+        [m, latent]; empty if there is nothing to send.
     """
     need = scarce(bank[client]["counts"], matching) - served
     sources = (cover if matching.kind == "cover" else pair)(need, client, bank)
-    rows = [(c, _mean(bank[j], c)) for c, js in sources.items() for j in js]
+    rows = [_rows(bank[j], c) for c, js in sources.items() for j in js]
     if not rows:
         return {}
-    return {
-        "classes": torch.tensor([c for c, _ in rows], dtype=torch.int64),
-        "means": torch.stack([mean for _, mean in rows]),
-    }
+    return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
 
 
 def scarce(counts: Tensor, matching: Matching) -> frozenset[int]:
@@ -83,12 +82,13 @@ def cover(need: frozenset[int], client: int, bank: Mapping[int, Release]) -> dic
     """
     sources: dict[int, list[int]] = {}
     for j, released in sorted(bank.items()):
-        for c in released["classes"].tolist():
+        for c in sorted(set(released["classes"].tolist())):
             if c in need and j != client:
                 sources.setdefault(c, []).append(j)
     return dict(sorted(sources.items()))
 
 
-def _mean(released: Release, c: int) -> Tensor:
-    """The released mean of class c [latent]."""
-    return released["means"][released["classes"] == c][0]
+def _rows(released: Release, c: int) -> Tree:
+    """What was released for class c."""
+    places = released["classes"] == c
+    return {k: v[places] for k, v in released.items() if k != "counts"}
