@@ -73,6 +73,7 @@ def fit(
 
     if me.privacy.training.kind == "none":
         return Fitted(*train(_gradients))
+    _weight(me)  # before training: without a weight the model could not be sent, only paid for
     event = training_event(me)
     tree, events = me.account.release(me.round, event, lambda: train(noisy_gradients)[0])
     return Fitted(tree, event.times, math.nan, events)

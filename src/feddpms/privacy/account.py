@@ -7,21 +7,22 @@ source would draw the same bytes, so a simulation draws again.
 """
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from safetensors import safe_open
 from safetensors.torch import load, save
 
 from feddpms.errors import PrivacyError
 from feddpms.privacy.accountant import epsilon
-from feddpms.privacy.ledger import Entry, Ledger
+from feddpms.privacy.ledger import Entry, Ledger, State
 from feddpms.privacy.mechanism import UPDATES
 from feddpms.privacy.settings import Privacy
-from feddpms.records import write_file
+from feddpms.privacy.store import Store
 from feddpms.types import Event, Tree
+
+ROUNDING = 1e-9
+"""Part of a budget by which rounding may exceed it."""
 
 
 class Account:
@@ -38,10 +39,7 @@ class Account:
     """
 
     def __init__(self, privacy: Privacy, client: int = 0, folder: Path | None = None):
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-        self._privacy, self._client, self._folder = privacy, client, folder
-        self._kept: dict[str, bytes] = {}
+        self._privacy, self._client, self._store = privacy, client, Store(folder)
         self.ledger = Ledger(folder / "ledger.jsonl" if folder else None)
 
     def release(
@@ -58,17 +56,19 @@ class Account:
             What may be sent, and the events to send with it.
 
         Raises:
-            PrivacyError: it would cost more than the budget, or it was reserved and lost.
+            PrivacyError: it would cost more than the budget; it was reserved and lost, or reserved
+                with other parameters; or what is stored is not what the ledger says.
         """
-        stored = self._load(event.channel, round)
+        voided = self._voided(round)
+        stored = self._store.get(event.channel, round)
+        self._reserve(round, event, stored)
         if stored is None:
-            self._reserve(round, event)
             tree = {k: v.contiguous() for k, v in draw().items()}
             stored = save(tree, {"round": str(round)})
-            self._store(event.channel, stored)
+            self._store.put(event.channel, stored)
         paid = replace(event, digest=hashlib.sha256(stored).hexdigest())
         self._note_stored(round, paid)
-        return dict(sorted(load(stored).items())), (paid, *self._voided(round))
+        return dict(sorted(load(stored).items())), (paid, *voided)
 
     def in_the_clear(self, round: int, *channels: str) -> tuple[Event, ...]:
         """The events of values that leave without any protection.
@@ -99,78 +99,57 @@ class Account:
             return ()
         return self.in_the_clear(round, "settings tuned on private records")
 
-    def _reserve(self, round: int, event: Event) -> None:
-        """Write down what will be drawn, if the budget allows it."""
-        again = any(
-            e.event == event and (event.channel != UPDATES or e.round == round)
+    def _before(self, state: State, round: int, channel: str) -> list[Event]:
+        """Earlier entries of a channel; of model updates, those of this round."""
+        return [
+            e.event
             for e in self.ledger.entries
-            if e.state == "reserved"
-        )
-        if again and event.simulated:
-            return
-        if again:
+            if (e.state, e.event.channel) == (state, channel)
+            and (channel != UPDATES or e.round == round)
+        ]
+
+    def _reserve(self, round: int, event: Event, stored: bytes | None) -> None:
+        """Write down what will be drawn, once, if the budget allows it; refuse to draw twice."""
+        before = self._before("reserved", round, event.channel)
+        if any(e != event for e in before):
+            raise PrivacyError(
+                f'client {self._client} reserved "{event.channel}" with other parameters than '
+                "those of now; run it with the settings that it was reserved with"
+            )
+        if stored is not None and not before:
+            raise PrivacyError(
+                f'client {self._client} has a stored "{event.channel}" that its ledger does not '
+                "know; restore the ledger, or what was spent is unknown"
+            )
+        if before and stored is None and not event.simulated:
             raise PrivacyError(
                 f'client {self._client} reserved "{event.channel}" and lost what it drew; it '
                 "counts as spent and is not drawn again, so this client sends none"
             )
-        privacy = self._privacy
-        if privacy.max_epsilon:
-            total = epsilon([*self.ledger.events(), event], privacy.target_delta)
-            if total > privacy.max_epsilon:
-                raise PrivacyError(
-                    f'client {self._client}: "{event.channel}" in round {round} would bring '
-                    f"epsilon per record to {total:.4g} at delta {privacy.target_delta:g}, above "
-                    f"the budget (privacy.max_epsilon {privacy.max_epsilon:g}); nothing was drawn "
-                    "or sent"
-                )
-        self.ledger.append(Entry("reserved", round, self._client, event))
+        if not before:
+            self._afford(round, event)
+            self.ledger.append(Entry("reserved", round, self._client, event))
+
+    def _afford(self, round: int, event: Event) -> None:
+        """Refuse what would cost more than the budget."""
+        budget, delta = self._privacy.max_epsilon, self._privacy.target_delta
+        if not budget:
+            return
+        total = epsilon([*self.ledger.events(), event], delta)
+        if total > budget * (1 + ROUNDING):
+            raise PrivacyError(
+                f'client {self._client}: "{event.channel}" in round {round} would bring epsilon '
+                f"per record to {total:.4g} at delta {delta:g}, above the budget "
+                f"(privacy.max_epsilon {budget:g}); nothing was drawn or sent"
+            )
 
     def _note_stored(self, round: int, paid: Event) -> None:
         """Write down the digest of what is stored, once; refuse bytes that are not those."""
-        before = [
-            e.event.digest
-            for e in self.ledger.entries
-            if e.state == "stored"
-            and e.event.channel == paid.channel
-            and (paid.channel != UPDATES or e.round == round)
-        ]
+        before = self._before("stored", round, paid.channel)
         if not before:
             self.ledger.append(Entry("stored", round, self._client, paid))
-        elif before[-1] != paid.digest:
+        elif before[-1] != paid:
             raise PrivacyError(
                 f'client {self._client}: the stored "{paid.channel}" is not what its ledger says; '
                 "restore the folder's files, or start a client with a new budget"
             )
-
-    def _path(self, channel: str) -> Path | None:
-        """Where a channel's latest release is stored."""
-        return self._folder / f"{channel.replace(' ', '-')}.safetensors" if self._folder else None
-
-    def _store(self, channel: str, release: bytes) -> None:
-        """Keep the bytes; those of model updates in a simulation can be drawn again."""
-        path = self._path(channel)
-        if path:
-            write_file(path, release)
-            _sync(path.parent)
-        elif channel != UPDATES:
-            self._kept[channel] = release
-
-    def _load(self, channel: str, round: int) -> bytes | None:
-        """The stored bytes of a channel, of this round if it is released every round."""
-        path = self._path(channel)
-        if path is None:
-            return self._kept.get(channel)
-        if not path.exists():
-            return None
-        with safe_open(path, "pt") as file:
-            of = int((file.metadata() or {}).get("round", "0"))
-        return path.read_bytes() if channel != UPDATES or of == round else None
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename in a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

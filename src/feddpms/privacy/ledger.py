@@ -53,7 +53,11 @@ class Ledger:
 
     def __init__(self, path: Path | None = None):
         self._file = _open(path) if path else None
-        self.entries = read(path) if path else []
+        try:
+            self.entries = read(path) if path else []
+        except PrivacyError:
+            self.close()
+            raise
 
     def record(self, round: int, client: int, events: Iterable[Event]) -> None:
         """Write down what a client's reply carried.
