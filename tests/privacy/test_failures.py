@@ -216,7 +216,9 @@ FAILURES = [
         (Client.noise, 'self.rng.torch("privacy noise", purpose)', 'self.rng.torch("noise")'),
     ),
     Failure(
-        13, a_lost_draw_is_not_made_again, (Account._reserve, "again = any(", "again = 0 * any(")
+        13,
+        a_lost_draw_is_not_made_again,
+        (Account._reserve, "if before and stored is None", "if False"),
     ),
     Failure(
         14,

@@ -119,7 +119,7 @@ def test_a_claim_over_everything_needs_that_nothing_was_in_the_clear():
     assert "Not covered" not in words
     assert "fixed broadcast" not in words  # the encoder's training is paid for
     assert "Simulated" not in words
-    assert "noise is floating-point" in words
+    assert "gradient noise is floating-point" in words
 
 
 def test_the_neighbours_of_a_claim_are_those_of_the_events():

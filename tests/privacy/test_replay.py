@@ -711,7 +711,7 @@ PAID_BUGS: dict[str, tuple[str, str, list[Change]]] = {
         ],
     ),
     "steps by the number of records, paid for": (
-        "calls",
+        "value",
         "fedavg",
         [
             (

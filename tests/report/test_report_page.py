@@ -59,8 +59,8 @@ def test_the_privacy_claim_is_there_word_for_word_with_the_ledger(html: str):
     assert f'<p class="claim">{PRIVACY}</p>' in html
     cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", html)
     at = cells.index("means")
-    row = ["means", "gaussian", "10", "1.3", "0.04419", "add_remove", "yes"]
-    assert cells[at : at + 7] == row
+    row = ["means", "gaussian", "10", "1.3", "0.04419", "1", "-", "add_remove", "yes"]
+    assert cells[at : at + 9] == row
     at = cells.index("model")
     assert cells[at + 1 : at + 4] == ["none: in the clear", "10", "-"]
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
+import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from feddpms.errors import ConfigError
 from feddpms.privacy import Account, Privacy, Source, source
+from feddpms.privacy.noise import secret_stream
 from feddpms.rng import Rng
 from feddpms.types import Batch, Event, Loss, Memory, Message, Shard, Task, Tree, settings
 
@@ -109,6 +111,11 @@ class Client:
     def noise(self, purpose: str) -> Source:
         """The source of noise for a purpose."""
         return source(self.privacy.noise, self.rng.torch("privacy noise", purpose))
+
+    def secret(self, purpose: str) -> torch.Generator:
+        """A stream that training draws from and nobody else may know, as `noise` is."""
+        secure = self.privacy.noise == "secure"
+        return secret_stream() if secure else self.rng.torch(purpose)
 
     def clear(self, *channels: str) -> tuple[Event, ...]:
         """The events of values that leave this client in the clear."""

@@ -14,7 +14,7 @@ from feddpms.algorithms.batches import poisson
 from feddpms.algorithms.method import Client, Method
 from feddpms.errors import ConfigError
 from feddpms.privacy import UPDATES, Privacy, calibrate
-from feddpms.privacy.dpsgd import ClippedGradients
+from feddpms.privacy.dpsgd import ClippedGradients, require_opacus
 from feddpms.privacy.mechanism import GradientSum, event, gaussian
 from feddpms.types import Event, Loss
 
@@ -28,10 +28,11 @@ def require_private_training(method: Method, privacy: Privacy, norm: str) -> Non
         norm: the network's normalisation layer.
 
     Raises:
-        ConfigError: says all that has to be set.
+        ConfigError: Opacus is missing; or says all that has to be set.
     """
     if privacy.training.kind == "none":
         return
+    require_opacus()
     name = type(method).__name__.lower()
     if not method.about.per_example:
         raise ConfigError(

@@ -91,7 +91,7 @@ def _assumptions(noisy: list[Event], clear: bool) -> Iterable[str]:
     yield "a person has one record at one client"
     yield "clips and other settings were not chosen by looking at the records"
     if _updates(noisy):
-        yield "the batches and the noise of training stay secret; its noise is floating-point"
+        yield "batches, latent and gradient noise stay secret; gradient noise is floating-point"
     if clear:
         yield "nothing else that was sent is held against it"
 

@@ -4,6 +4,7 @@ Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, algorithm 1. 
 example comes from the hooks of Opacus. The caller draws the noise and takes the step.
 """
 
+import importlib.util
 import warnings
 from collections import Counter
 from collections.abc import Container
@@ -19,6 +20,16 @@ from feddpms.types import Batch, Loss, Tree
 
 SLACK = 1e-9
 """Part of the clip that is left unused, so that no rounding lifts a norm above it."""
+
+
+def require_opacus() -> None:
+    """Refuse private training without its library.
+
+    Raises:
+        ConfigError: Opacus is not installed.
+    """
+    if importlib.util.find_spec("opacus") is None:
+        raise ConfigError('DP training needs Opacus; pip install "feddpms[dpsgd]"')
 
 
 def require_per_example(net: nn.Module) -> None:
@@ -167,10 +178,8 @@ class ClippedGradients:
 
 def _hooks(net: nn.Module) -> Any:
     """Opacus's hooks on a network, for a loss that is a sum over examples."""
-    try:
-        from opacus.grad_sample import GradSampleModule
-    except ImportError as e:
-        raise ConfigError('DP training needs Opacus; pip install "feddpms[dpsgd]"') from e
+    require_opacus()
+    from opacus.grad_sample import GradSampleModule
 
     class Contiguous(GradSampleModule):
         """Opacus 1.6 unfolds a convolution's input by strides that channels_last does not have.

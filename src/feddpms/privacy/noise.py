@@ -107,6 +107,11 @@ def source(kind: Literal["seeded", "secure"], stream: torch.Generator) -> Source
     return Secure() if kind == "secure" else Seeded(stream)
 
 
+def secret_stream() -> torch.Generator:
+    """A fast stream that starts from operating-system randomness, for what is never sent."""
+    return torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
+
+
 def _uniform(n: int) -> np.ndarray:
     """N uniform numbers in (0, 1) with 53 random bits each."""
     bits = np.frombuffer(os.urandom(8 * n), dtype=np.uint64) >> np.uint64(11)

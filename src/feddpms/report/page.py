@@ -297,11 +297,22 @@ def _ledger(folder: RunFolder) -> list[list[str]]:
                 "none: in the clear" if clear else str(mechanism),
                 str(len({str(event.get("client")) for event in events})),
                 *(_range(events, k) for k in ("noise_multiplier", "l2_sensitivity")),
+                "-" if clear else _draws(events),
+                "-" if clear else _range(events, "sample_rate"),
                 "-" if neighbours is None else str(neighbours),
                 "-" if clear or simulated is None else "yes" if simulated else "no",
             ]
         )
     return table
+
+
+def _draws(events: Sequence[dict[str, Any]]) -> str:
+    """How often a client drew noise, at the most."""
+    draws: dict[str, int] = {}
+    for event in events:
+        client, times = str(event.get("client")), event.get("times", 1)
+        draws[client] = draws.get(client, 0) + (times if isinstance(times, int) else 1)
+    return str(max(draws.values()))
 
 
 def _range(events: Sequence[dict[str, Any]], key: str) -> str:
