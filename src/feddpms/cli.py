@@ -61,6 +61,9 @@ EpochsOption = Annotated[
     int | None, typer.Option(help="Passes over its data a client makes in a round.")
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Decides everything that is random.")]
+WorkersOption = Annotated[
+    str, typer.Option(help="Processes: auto, or a number; the result is the same for any.")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -103,6 +106,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="New folder for the run; default runs/NAME.")
     ] = None,
+    workers: WorkersOption = "auto",
     set_: SetOption = None,
 ) -> None:
     """Run one method once.
@@ -117,7 +121,7 @@ def run(
     name = f"{settings.data.name}-{config.method_name(settings.method)}-seed{settings.seed}"
     folder = out or _free(Path("runs"), name)
     with _Progress() as start:
-        result = runs.run(settings, folder, start(settings))
+        result = runs.run(settings, folder, start(settings), _count(workers))
     typer.echo(_table([folder]))
     typer.echo(f"\nPrivacy. {result.claim}")
     typer.echo(f"\nPage: {folder / 'report.html'}")
@@ -151,6 +155,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="New folder for the runs; default runs/NAME.")
     ] = None,
+    workers: WorkersOption = "auto",
     set_: SetOption = None,
 ) -> None:
     """Run several methods under equal conditions: same data, split, network, weights and steps.
@@ -167,7 +172,8 @@ def compare(
     cells = [config.override(config.method_values(n), own[n]) for n in names]
     folder = out or _free(Path("runs"), f"{settings.data.name}-compare")
     with _Progress() as start:
-        runs.compare(settings, cells, _list("--seeds", seeds, int), folder, start)
+        numbers = _list("--seeds", seeds, int)
+        runs.compare(settings, cells, numbers, folder, start, _count(workers))
     typer.echo(_table([folder]))
     typer.echo(f"\nPage: {folder / 'report.html'}")
 
@@ -379,6 +385,13 @@ def _list(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
         what = "different numbers >= 0" if kind is int else "different names"
         raise ConfigError(f'{option}: expected {what} with commas between, got "{text}"')
     return items
+
+
+def _count(workers: str) -> int | None:
+    """A number of processes; None for auto."""
+    if workers != "auto" and not (workers.isascii() and workers.isdigit() and int(workers)):
+        raise ConfigError(f"--workers: expected auto or a number above 0, got {workers}")
+    return None if workers == "auto" else int(workers)
 
 
 def _free(parent: Path, name: str, suffix: str = "") -> Path:

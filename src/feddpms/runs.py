@@ -6,8 +6,8 @@ that clients released, `images.safetensors` if the method made any, and `report.
 noise, `clients/` holds each client's own ledger and what it released.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from feddpms.algorithms import FedDPMS
 from feddpms.algorithms.private import require_private_training
 from feddpms.config import Run
 from feddpms.data import Dataset, counts, describe, levels, load, split, table
-from feddpms.engine import Outcome, simulate
+from feddpms.engine import Outcome, Workers, cores, simulate
 from feddpms.errors import ConfigError, RunFolderError
 from feddpms.models import build, trunk
 from feddpms.privacy import Ledger, calibrate, claim, source
@@ -33,6 +33,8 @@ from feddpms.synthesis import Drawing
 from feddpms.types import Memory, Shard, Task, Tree
 
 OnRound = Callable[[RoundRecord], None]
+WORTH_WORKERS = 200_000
+"""examples to train on, all passes counted, that take longer than starting worker processes"""
 SHEET = 8
 """images of a class on the sheet"""
 
@@ -61,19 +63,29 @@ class Result:
         return self.rounds[-1].test_accuracy
 
 
-def run(settings: Run, out: Path | str | None = None, on_round: OnRound | None = None) -> Result:
+def run(
+    settings: Run,
+    out: Path | str | None = None,
+    on_round: OnRound | None = None,
+    workers: int | None = 1,
+) -> Result:
     """Run once.
 
     Args:
         settings: what to run.
         out: a new or empty folder to write to, or None to write nothing.
         on_round: called with each round's record.
+        workers: processes to use, at least 1; None for what this machine and the run's length
+            suggest. The result is the same for any number. A script that uses several keeps what it
+            does under `if __name__ == "__main__"`, since they import it.
 
     Raises:
         FeddpmsError: a setting, a data file or the folder is not as it should be; nothing is
             written then.
     """
-    return _run(settings, load(settings.data, Rng(settings.seed)), out, on_round)
+    data = load(settings.data, Rng(settings.seed))
+    with _workers(workers, settings, len(data.train), 1) as crew:
+        return _run(settings, data, out, on_round, crew)
 
 
 def compare(
@@ -82,6 +94,7 @@ def compare(
     seeds: Sequence[int],
     out: Path | str,
     on_start: Callable[[Run], OnRound | None] = lambda run: None,
+    workers: int | None = 1,
 ) -> list[Result]:
     """Run several methods on the same data, split, network and initial weights, for each seed.
 
@@ -91,6 +104,7 @@ def compare(
         seeds: one run for each method and seed.
         out: a new or empty folder; each run gets a folder in it, and `report.html` compares them.
         on_start: called before each run; what it returns is called with each round's record.
+        workers: as for `run`.
 
     Raises:
         FeddpmsError: as `run`.
@@ -100,16 +114,20 @@ def compare(
     names = [config.method_name(method) for method in built]
     if len(set(names)) < len(names):
         raise ConfigError(f"expected different methods, got {', '.join(names)}; leave one out")
-    for seed in seeds:
-        data = load(settings.data, Rng(seed))
-        cells = [replace(settings, method=method, seed=seed) for method in built]
-        if not results:
+    with ExitStack() as stack:
+        crew = None
+        for seed in seeds:
+            data = load(settings.data, Rng(seed))
+            cells = [replace(settings, method=method, seed=seed) for method in built]
+            if not results:
+                for cell in cells:
+                    prepare(cell, data)  # complains before anything is written
+                new_folder(folder)
+                runs = len(seeds) * len(cells)
+                crew = stack.enter_context(_workers(workers, settings, len(data.train), runs))
             for cell in cells:
-                prepare(cell, data)  # complains before anything is written
-            new_folder(folder)
-        for cell in cells:
-            name = f"{config.method_name(cell.method)}-seed{seed}"
-            results.append(_run(cell, data, folder / name, on_start(cell)))
+                name = f"{config.method_name(cell.method)}-seed{seed}"
+                results.append(_run(cell, data, folder / name, on_start(cell), crew))
     page.write(find([folder]), folder / "report.html")
     return results
 
@@ -219,12 +237,36 @@ def new_folder(path: Path) -> Path:
     return path
 
 
-def _run(settings: Run, data: Dataset, out: Path | str | None, on_round: OnRound | None) -> Result:
+@contextmanager
+def _workers(
+    count: int | None, settings: Run, examples: int, runs: int
+) -> Iterator[Workers | None]:
+    """Worker processes for runs of this length; None where they would not pay for their start."""
+    if count is None:
+        passes = examples * settings.local.epochs * settings.rounds * runs
+        cohort = max(1, round(settings.engine.cohort * settings.partition.clients))
+        count = min(cores(), cohort) if passes > WORTH_WORKERS else 1
+    if count < 1:
+        raise ConfigError(f"--workers: expected auto or a number above 0, got {count}")
+    if count == 1:
+        yield None
+        return
+    with closing(Workers(count)) as workers:
+        yield workers
+
+
+def _run(
+    settings: Run,
+    data: Dataset,
+    out: Path | str | None,
+    on_round: OnRound | None,
+    workers: Workers | None,
+) -> Result:
     """Run on loaded data."""
     prepared, on_round = prepare(settings, data), on_round or (lambda record: None)
     if out is None:
         ledger = Ledger()
-        outcome = _simulate(settings, data, prepared, ledger, on_round, None)
+        outcome = _simulate(settings, data, prepared, ledger, on_round, None, workers)
         return _result(settings, outcome, ledger, None)
     folder = new_folder(Path(out))
     records.write_file(folder / "run.toml", config.text(settings).encode())
@@ -239,7 +281,8 @@ def _run(settings: Run, data: Dataset, out: Path | str | None, on_round: OnRound
             records.write(record, log)
             on_round(record)
 
-        outcome = _simulate(settings, data, prepared, ledger, note, folder / "clients")
+        accounts = folder / "clients"
+        outcome = _simulate(settings, data, prepared, ledger, note, accounts, workers)
         result = _result(settings, outcome, ledger, folder)
         records.write(PrivacyRecord(claim=result.claim), log)
     _finish(folder, outcome, sheet(data, outcome.memories))
@@ -253,6 +296,7 @@ def _simulate(
     ledger: Ledger,
     on_round: OnRound,
     accounts: Path | None,
+    workers: Workers | None,
 ) -> Outcome:
     """All rounds."""
     return simulate(
@@ -268,6 +312,7 @@ def _simulate(
         ledger,
         on_round,
         accounts,
+        workers,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from feddpms.algorithms import METHODS, FedAvg, FedDPMS, FedMix, FedProx, Moon, Training
 from feddpms.algorithms.fit import fit
 from feddpms.algorithms.method import Method
-from feddpms.engine import Engine, InProcess, simulate
+from feddpms.engine import Crew, Engine, InProcess, simulate
 from feddpms.engine.grid import unfold
 from feddpms.models import VaeSettings, trunk
 from feddpms.privacy import Ledger
@@ -213,16 +213,9 @@ def test_feddpms_without_synthetic_examples_is_its_inner_method(inner):
     own, grid = inner.start(trunk(state.model), TASK), None
     after_vae = [c for c in spy.calls if c[0].kind == "vae"][-3:]
     memories = {me.id: method.client(ask, me)[1].inner for ask, me, _ in after_vae}
-    grid = InProcess(
-        inner,
-        dict(enumerate(three_shards())),
-        small_net(),
-        TASK,
-        LOCAL,
-        LOOSE,
-        Rng(0),
-        memories,
-    )
+    shards = dict(enumerate(three_shards()))
+    crew = Crew(inner, shards, unseen(), small_net(), TASK, LOCAL, LOOSE, Rng(0))
+    grid = InProcess(crew, memories=memories)
     for number in (3, 4):
         asks = {c: inner.ask(own, c, number) for c in range(3)}
         own = inner.server(own, grid.ask_all(asks, number))

@@ -9,7 +9,7 @@ from torch import nn
 
 from feddpms.algorithms import About, Central, FedAvg, Local, Training
 from feddpms.algorithms.fit import load
-from feddpms.engine import Engine, InProcess, Score, evaluate, simulate
+from feddpms.engine import Crew, Engine, InProcess, Score, evaluate, simulate
 from feddpms.engine.evaluate import average
 from feddpms.engine.grid import size, unfold
 from feddpms.errors import PrivacyError
@@ -263,9 +263,8 @@ def test_a_client_finds_its_memory_again():
 
 def test_the_grid_asks_in_the_order_of_the_clients():
     method = Scripted(shares=False)
-    grid = InProcess(
-        method, dict(enumerate(three_shards())), small_net(), TASK, LOCAL, LOOSE, Rng(0)
-    )
+    shards = dict(enumerate(three_shards()))
+    grid = InProcess(Crew(method, shards, unseen(), small_net(), TASK, LOCAL, LOOSE, Rng(0)))
     replies = grid.ask_all({c: Message("train") for c in (2, 0)}, 1)
     assert list(replies) == [c for _, c, _ in method.told.asked] == [0, 2]
 

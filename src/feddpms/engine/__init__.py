@@ -2,7 +2,19 @@
 
 from feddpms.engine.evaluate import Score, evaluate
 from feddpms.engine.grid import Grid
-from feddpms.engine.inprocess import InProcess
+from feddpms.engine.inprocess import Crew, InProcess
 from feddpms.engine.loop import Engine, Outcome, simulate
+from feddpms.engine.workers import Workers, cores
 
-__all__ = ["Engine", "Grid", "InProcess", "Outcome", "Score", "evaluate", "simulate"]
+__all__ = [
+    "Crew",
+    "Engine",
+    "Grid",
+    "InProcess",
+    "Outcome",
+    "Score",
+    "Workers",
+    "cores",
+    "evaluate",
+    "simulate",
+]

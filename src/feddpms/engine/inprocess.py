@@ -1,82 +1,161 @@
-"""Clients in this process, one after another, each training on one thread."""
+"""Clients on this machine, in turn or in worker processes, each training on one thread."""
 
+import pickle
 from collections.abc import Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from feddpms.algorithms import Client, Method, Training
+from feddpms.algorithms.fit import load
+from feddpms.engine.evaluate import PART, Score, Tally, tally, total
+from feddpms.engine.workers import Job, Workers
 from feddpms.privacy import Account, Privacy
 from feddpms.rng import Rng
-from feddpms.types import Memory, Message, Shard, Task
+from feddpms.types import Memory, Message, Shard, Task, Tree
 
 
-@dataclass
-class InProcess:
-    """A grid whose clients live here.
+@dataclass(frozen=True)
+class Crew:
+    """What clients and scoring need; the same for all rounds.
 
     Attributes:
-        method: the method that they run.
+        method: the method that the clients run.
         shards: each client's own examples, by client.
-        net: a network to work with; shared, since every client overwrites its weights.
+        test: common test set.
+        net: a network to work with; whoever uses it overwrites its weights.
         task: what everybody knows.
         local: how clients train.
         privacy: target of their releases.
         rng: where the clients' random streams are.
-        memories: what each client keeps.
         folder: where clients keep their accounts if their noise is secure, since a second draw
             would be a second release; None, and with seeded noise, for memory.
     """
 
     method: Method
     shards: Mapping[int, Shard]
+    test: Shard
     net: Any
     task: Task
     local: Training
     privacy: Privacy
     rng: Rng
-    memories: dict[int, Memory] = field(default_factory=dict)
     folder: Path | None = None
-    _accounts: dict[int, Account] = field(default_factory=dict)
+
+
+@dataclass
+class InProcess:
+    """A grid whose clients live on this machine.
+
+    Attributes:
+        crew: what they need.
+        workers: processes to use; None for this one alone.
+        memories: what each client keeps.
+        accounts: the clients' accounts that are kept in memory.
+    """
+
+    crew: Crew
+    workers: Workers | None = None
+    memories: dict[int, Memory] = field(default_factory=dict)
+    accounts: dict[int, Account] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.workers:
+            self.workers.share(settled, *packed(self.crew))
 
     def ask_all(self, asks: Mapping[int, Message], round: int) -> dict[int, Message]:
-        """Let each client answer in turn."""
-        with one_thread():
-            return {client: self._ask(client, ask, round) for client, ask in sorted(asks.items())}
+        """Let each client answer."""
+        order = sorted(asks)
+        if self.workers:  # the longest first
+            order.sort(key=lambda c: -len(self.crew.shards[c]))
+        jobs: list[Job] = [
+            (answer, (c, asks[c], round, self.memories.get(c, Memory()), self.accounts.get(c)))
+            for c in order
+        ]
+        answers = dict(zip(order, self._do(jobs), strict=True))
+        for client in sorted(answers):
+            _, memory, account = answers[client]
+            self.memories[client] = memory
+            if account:
+                self.accounts[client] = account
+        return {client: answers[client][0] for client in sorted(answers)}
 
-    def _ask(self, client: int, ask: Message, round: int) -> Message:
-        """One client's answer; its new memory is kept."""
+    def score(self, trees: list[Tree]) -> list[Score]:
+        """Score models on the test set."""
+        test, classes = self.crew.test, self.crew.task.classes
+        share = -(-len(test) // (self.workers.count if self.workers else 1))
+        step = -(-share // PART) * PART  # whole parts
+        places = [
+            (i, range(start, min(start + step, len(test))))
+            for i in range(len(trees))
+            for start in range(0, len(test), step)
+        ]
+        done = self._do([(scored, (trees[i], part.start, part.stop)) for i, part in places])
+        parts: list[list[Tally]] = [[] for _ in trees]
+        for (i, _), tallies in zip(places, done, strict=True):
+            parts[i] += tallies
+        return [total(p, test, classes) for p in parts]
+
+    def _do(self, jobs: list[Job]) -> list[Any]:
+        """Results of jobs, in order."""
+        if self.workers and len(jobs) > 1:
+            return self.workers.run(jobs)
+        with one_thread():
+            return [function(self.crew, *arguments) for function, arguments in jobs]
+
+
+def packed(crew: Crew) -> tuple[Any, ...]:
+    """A crew as a few large tensors, and the rest as bytes, since every tensor takes a handle."""
+    shards = [crew.shards[c] for c in sorted(crew.shards)]
+    sizes = {c: len(crew.shards[c]) for c in sorted(crew.shards)}
+    nothing = Shard(crew.test.x[:0].clone(), crew.test.y[:0].clone())
+    rest = pickle.dumps(replace(crew, shards={}, test=nothing))
+    x, y = torch.cat([s.x for s in shards]), torch.cat([s.y for s in shards])
+    return x, y, sizes, crew.test.x, crew.test.y, rest
+
+
+def settled(
+    x: Tensor, y: Tensor, sizes: dict[int, int], test_x: Tensor, test_y: Tensor, rest: bytes
+) -> Crew:
+    """A crew again, from what `packed` gave."""
+    parts = list(sizes.values())
+    shards = map(Shard, x.split(parts), y.split(parts))
+    test = Shard(test_x, test_y)
+    return replace(pickle.loads(rest), shards=dict(zip(sizes, shards, strict=True)), test=test)
+
+
+def answer(
+    crew: Crew, client: int, ask: Message, round: int, memory: Memory, account: Account | None
+) -> tuple[Message, Memory, Account | None]:
+    """One client's reply, its new memory, and its account if that is kept in memory."""
+    secure = crew.folder if crew.privacy.noise == "secure" else None
+    own = account or Account(crew.privacy, client, secure / str(client) if secure else None)
+    with closing(own):
         me = Client(
             id=client,
-            shard=self.shards[client],
-            net=self.net,
-            task=self.task,
-            local=self.local,
-            lr=self.local.lr_at(round),
-            privacy=self.privacy,
-            rng=self.rng.at("client", client, round),
-            account=self._account(client),
+            shard=crew.shards[client],
+            net=crew.net,
+            task=crew.task,
+            local=crew.local,
+            lr=crew.local.lr_at(round),
+            privacy=crew.privacy,
+            rng=crew.rng.at("client", client, round),
+            account=own,
             round=round,
-            memory=self.memories.get(client, Memory()),
+            memory=memory,
         )
-        reply, self.memories[client] = self.method.client(ask, me)
-        return reply
+        reply, memory = crew.method.client(ask, me)
+    return reply, memory, None if secure else own
 
-    def close(self) -> None:
-        """Close the clients' accounts."""
-        for account in self._accounts.values():
-            account.close()
 
-    def _account(self, client: int) -> Account:
-        """A client's account, opened the first time."""
-        if client not in self._accounts:
-            kept = self.folder / str(client) if self.folder else None
-            secure = self.privacy.noise == "secure"
-            self._accounts[client] = Account(self.privacy, client, kept if secure else None)
-        return self._accounts[client]
+def scored(crew: Crew, tree: Tree, start: int, stop: int) -> list[Tally]:
+    """What a model gets right in a stretch of the test set."""
+    part = Shard(crew.test.x[start:stop], crew.test.y[start:stop])
+    return tally(load(crew.net, tree), part, crew.task.classes)
 
 
 @contextmanager

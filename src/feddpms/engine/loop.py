@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +11,10 @@ import torch
 from annotated_types import Gt, Le
 
 from feddpms.algorithms import Method, Training
-from feddpms.algorithms.fit import load
-from feddpms.engine.evaluate import Score, average, evaluate
+from feddpms.engine.evaluate import Score, average
 from feddpms.engine.grid import Grid, size, unfold
-from feddpms.engine.inprocess import InProcess, one_thread
+from feddpms.engine.inprocess import Crew, InProcess, one_thread
+from feddpms.engine.workers import Workers
 from feddpms.models import trunk
 from feddpms.privacy import Ledger, Privacy
 from feddpms.records import RoundRecord
@@ -64,6 +63,7 @@ def simulate(
     ledger: Ledger,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
     accounts: Path | None = None,
+    workers: Workers | None = None,
 ) -> Outcome:
     """Run a method over clients that live in this process.
 
@@ -80,6 +80,7 @@ def simulate(
         ledger: where privacy events are written down.
         on_round: called with each round's record.
         accounts: folder for the clients' accounts, used if their noise is secure.
+        workers: processes to use; the result is the same without.
 
     Raises:
         ConfigError: a setting of the method does not fit the run.
@@ -89,17 +90,17 @@ def simulate(
         shards, task = [pooled], Task(task.classes, 1, task.rounds, task.latent)
     initial = {k: v.clone() for k, v in net.state_dict().items()}
     state = method.start(_visible(method, initial), task)
-    grid = InProcess(
-        method, dict(enumerate(shards)), net, task, local, privacy, rng, folder=accounts
-    )
+    clients = dict(enumerate(shards))
+    crew = Crew(method, clients, test, net, task, local, privacy, rng, accounts)
+    grid = InProcess(crew, workers)
     records, released = [], {}
-    with one_thread(), closing(grid):
+    with one_thread():
         for number in range(1, task.rounds + 1):
             began = time.perf_counter()
             cohort = _cohort(engine.cohort, len(shards), rng.numpy("cohort", number))
             state, exchange = _round(method, state, grid, cohort, number, ledger)
             released |= exchange.released
-            score = _score(method, state, grid.memories, net, test, task)
+            score = _score(method, state, grid)
             records.append(_record(number, exchange, score, time.perf_counter() - began))
             on_round(records[-1])
     return Outcome(state.model, tuple(records), grid.memories, released)
@@ -156,14 +157,13 @@ def _cohort(share: float, clients: int, rng) -> list[int]:
     return sorted(rng.choice(clients, n, replace=False).tolist())
 
 
-def _score(
-    method: Method, state: Any, memories: Mapping[int, Memory], net: Any, test: Shard, task: Task
-) -> Score:
+def _score(method: Method, state: Any, grid: InProcess) -> Score:
     """Score of the global model, or mean score of the clients' own models."""
     if method.about.scope != "local":
-        return evaluate(load(net, state.model), test, task.classes)
-    own = [memories.get(c, Memory()).trees.get("model", state.model) for c in range(task.clients)]
-    return average([evaluate(load(net, tree), test, task.classes) for tree in own])
+        return grid.score([state.model])[0]
+    clients, memories = range(grid.crew.task.clients), grid.memories
+    own = [memories.get(c, Memory()).trees.get("model", state.model) for c in clients]
+    return average(grid.score(own))
 
 
 def _record(number: int, exchange: _Exchange, score: Score, seconds: float) -> RoundRecord:

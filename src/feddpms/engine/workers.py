@@ -1,0 +1,131 @@
+"""Worker processes: clients and parts of the test set in parallel, with the same result as in turn.
+
+Each worker runs on one thread, as a single process does, so the number of workers changes no bit.
+Images are in shared memory; messages are copied. A worker trusts what its parent sends it: pickle
+never crosses the border of this program.
+"""
+
+import os
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import wait
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from feddpms.errors import FeddpmsError
+
+Job = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function of a worker's crew, and its arguments; the crew itself comes first."""
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Workers:
+    """Processes that wait for work.
+
+    Args:
+        count: how many, at least 2; with one, nothing is gained over the process itself.
+    """
+
+    def __init__(self, count: int):
+        # Workers fork from a server that has this module imported and has never run a thread.
+        context: Any = mp.get_context("forkserver" if os.name == "posix" else "spawn")
+        if os.name == "posix":
+            context.set_forkserver_preload(["feddpms.engine.workers", "feddpms.config"])
+        self.count = count
+        self._links: list[Any] = []
+        self._processes = []
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._links.append(ours)
+            self._processes.append(process)
+
+    def share(self, make: Callable[..., Any], *arguments: Any) -> None:
+        """Let every worker make what its jobs need: the first argument of each from now on.
+
+        Args:
+            make: called by each worker with the arguments.
+            arguments: tensors among them go to shared memory; nobody may change them after that.
+        """
+        for link in self._links:
+            link.send_bytes(b"crew")
+            link.send((make, arguments))  # torch sends a tensor as a handle of shared memory
+
+    def run(self, jobs: Sequence[Job]) -> list[Any]:
+        """Do all jobs, first come first served, and return their results in order.
+
+        Args:
+            jobs: the longest first, so that no worker is left alone with a long one.
+
+        Raises:
+            FeddpmsError: as the job raised it.
+            RuntimeError: a job failed otherwise, or a worker was killed.
+        """
+        results: list[Any] = [None] * len(jobs)
+        waiting, busy = list(enumerate(jobs))[::-1], dict[Any, int]()
+        idle, failure = list(self._links), None
+        while busy or (waiting and not failure):
+            while idle and waiting and not failure:
+                number, job = waiting.pop()
+                link = idle.pop()
+                link.send_bytes(b"job")
+                link.send_bytes(pickle.dumps(job))
+                busy[link] = number
+            ready: list[Any] = wait(list(busy))
+            for link in ready:
+                try:
+                    done, value = pickle.loads(link.recv_bytes())
+                except EOFError:
+                    self.close()
+                    raise RuntimeError(
+                        "a worker process was killed; is there enough memory?"
+                    ) from None
+                if done:
+                    results[busy[link]] = value
+                else:
+                    failure = failure or value
+                del busy[link]
+                idle.append(link)
+        if failure:
+            raise failure
+        return results
+
+    def close(self) -> None:
+        """Stop the workers."""
+        for link in self._links:
+            link.close()
+        for process in self._processes:
+            process.join(timeout=1)
+            process.kill()
+
+
+def _work(link: Any) -> None:
+    """What a worker does until its parent is gone."""
+    torch.set_num_threads(1)
+    crew: Any = None
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
+            if link.recv_bytes() == b"crew":
+                make, arguments = link.recv()
+                crew = make(*arguments)
+                continue
+            function, arguments = pickle.loads(link.recv_bytes())
+            try:
+                answer = (True, function(crew, *arguments))
+            except FeddpmsError as error:
+                answer = (False, error)
+            except Exception:
+                answer = (False, RuntimeError(f"in a worker:\n{traceback.format_exc()}"))
+            link.send_bytes(pickle.dumps(answer))

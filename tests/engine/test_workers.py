@@ -1,0 +1,152 @@
+"""Worker processes: the same bits as in turn, whatever happens in them."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from contract.test_contract import CASES, LOCAL, same
+from feddpms.algorithms import About, FedAvg
+from feddpms.engine import Engine, InProcess, Workers, evaluate, simulate
+from feddpms.engine.inprocess import Crew, packed, settled
+from feddpms.errors import PrivacyError
+from feddpms.privacy import Ledger, Privacy
+from feddpms.rng import Rng
+from feddpms.types import Shard, Task
+from small import LOOSE, TASK, small_net, three_shards, unseen
+
+
+@pytest.fixture(scope="module")
+def workers():
+    two = Workers(2)
+    yield two
+    two.close()
+
+
+def go(method, workers=None, privacy=LOOSE, folder=None, rounds=4):
+    ledger = Ledger()
+    task = Task(TASK.classes, 3, rounds, TASK.latent)
+    given = (method, three_shards(), unseen(), small_net(), task, LOCAL, privacy)
+    out = simulate(*given, Engine(), Rng(0), ledger, accounts=folder, workers=workers)
+    return out, ledger
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_workers_change_no_bit(name, workers):
+    alone, ledger = go(CASES[name])
+    together, other = go(CASES[name], workers)
+    assert same(together.model, alone.model)
+    assert same(dict(together.memories), dict(alone.memories))
+    assert other.entries == ledger.entries
+    for a, b in zip(alone.rounds, together.rounds, strict=True):
+        assert (a.test_loss, a.per_class_accuracy) == (b.test_loss, b.per_class_accuracy)
+
+
+def test_a_test_set_in_parts_scores_as_a_whole(workers):
+    g = torch.Generator().manual_seed(0)
+    test = Shard(torch.rand(1700, 1, 4, 4, generator=g), torch.randint(0, 3, (1700,), generator=g))
+    shards = dict(enumerate(three_shards()))
+    crew = Crew(FedAvg(), shards, test, small_net(), TASK, LOCAL, LOOSE, Rng(0))
+    models = [small_net(seed=s).state_dict() for s in (1, 2, 3)]
+    want = [evaluate(small_net(seed=s), test, 3) for s in (1, 2, 3)]
+    assert InProcess(crew).score(models) == want
+    assert InProcess(crew, workers).score(models) == want
+
+
+def test_a_crew_survives_the_border():
+    shards = dict(enumerate(three_shards()))
+    crew = Crew(FedAvg(), shards, unseen(), small_net(), TASK, LOCAL, LOOSE, Rng(0))
+    again = settled(*packed(crew))
+    assert list(again.shards) == [0, 1, 2]
+    for c, shard in shards.items():
+        assert torch.equal(again.shards[c].x, shard.x)
+        assert torch.equal(again.shards[c].y, shard.y)
+    assert torch.equal(again.test.x, crew.test.x)
+    assert again.net is not crew.net
+    assert len(packed(crew)[-1]) < 500_000  # no image in it
+
+
+def test_workers_share_images_and_no_weights(workers):
+    """Each has its own network: else they would write over one another's."""
+    shards = dict(enumerate(three_shards()))
+    crew = Crew(FedAvg(), shards, unseen(), small_net(), TASK, LOCAL, LOOSE, Rng(0))
+    InProcess(crew, workers)
+    where = workers.run([(_pointers, (0.3,)), (_pointers, (0.3,))])
+    assert where[0][0] != where[1][0]
+    assert all(shared for _, shared, _ in where)
+    assert not any(weights for _, _, weights in where)
+
+
+def _pointers(crew, seconds):
+    time.sleep(seconds)  # so that the other worker takes the other job
+    weights = next(iter(crew.net.parameters()))
+    return os.getpid(), crew.shards[0].x.is_shared(), weights.is_shared()
+
+
+@dataclass(frozen=True)
+class Fails:
+    """A method whose clients fail."""
+
+    about: ClassVar[About] = About("aggregation", "nobody")
+    kind: str = "ours"
+
+    def start(self, model, task):
+        return FedAvg().start(model, task)
+
+    def ask(self, state, client, round):
+        return FedAvg().ask(state, client, round)
+
+    def client(self, ask, me):
+        if self.kind == "killed" and me.id == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.kind == "refused":
+            raise PrivacyError("no more budget")
+        raise ValueError("the client's own mistake")
+
+    def server(self, state, replies):
+        return state
+
+
+def test_a_refusal_in_a_worker_is_the_same_refusal(workers):
+    with pytest.raises(PrivacyError, match="no more budget"):
+        go(Fails("refused"), workers)
+    assert same(go(FedAvg(), workers)[0].model, go(FedAvg())[0].model)  # and the workers go on
+
+
+def test_a_mistake_in_a_worker_is_told_with_its_place(workers):
+    with pytest.raises(RuntimeError, match="the client's own mistake"):
+        go(Fails(), workers)
+
+
+def test_a_killed_worker_is_told():
+    two = Workers(2)
+    with pytest.raises(RuntimeError, match="a worker process was killed"):
+        go(Fails("killed"), two)
+    two.close()
+
+
+def test_accounts_on_disk_are_the_clients_own_in_workers_too(workers, tmp_path):
+    pytest.importorskip("opendp")
+    from dataclasses import replace
+
+    secure = replace(LOOSE, noise="secure")
+    method = CASES["feddpms"]
+    _, ledger = go(method, workers, secure, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1", "2"]
+    noisy = {e.event.digest for e in ledger.entries if e.event.mechanism == "gaussian"}
+    assert len(noisy) == 6
+    assert not any(e.event.simulated for e in ledger.entries if e.event.digest)
+
+
+def test_memory_accounts_come_back(workers):
+    shards = dict(enumerate(three_shards()))
+    crew = Crew(FedAvg(), shards, unseen(), small_net(), TASK, LOCAL, Privacy(), Rng(0))
+    grid = InProcess(crew, workers)
+    state = FedAvg().start(small_net().state_dict(), TASK)
+    for round in (1, 2):
+        grid.ask_all({c: FedAvg().ask(state, c, round) for c in range(3)}, round)
+    assert [len(a.ledger.entries) for _, a in sorted(grid.accounts.items())] == [3, 3, 3]
