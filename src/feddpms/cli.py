@@ -179,6 +179,22 @@ def compare(
 
 
 @app.command()
+def resume(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run, or of a comparison.", metavar="DIR")
+    ],
+    workers: WorkersOption = "auto",
+) -> None:
+    """Go on with a run or a comparison that was stopped; it ends in the same bytes."""
+    from feddpms import runs
+
+    with _Progress() as start:
+        done = runs.resume(folder, start, _count(workers))
+    typer.echo(_table([folder]))
+    typer.echo(f"\nFinished now: {len(done)}. Page: {folder / 'report.html'}")
+
+
+@app.command()
 def methods() -> None:
     """List the methods."""
     from feddpms.algorithms import METHODS

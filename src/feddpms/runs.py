@@ -7,7 +7,7 @@ noise, `clients/` holds each client's own ledger and what it released.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from feddpms.algorithms import FedDPMS
 from feddpms.algorithms.private import require_private_training
 from feddpms.config import Run
 from feddpms.data import Dataset, counts, describe, levels, load, split, table
-from feddpms.engine import Outcome, Workers, cores, simulate
+from feddpms.engine import Crew, Outcome, Progress, Workers, cores, simulate
 from feddpms.errors import ConfigError, RunFolderError
+from feddpms.folder import CHECKPOINT, Writing, forget_checkpoint
 from feddpms.models import build, trunk
 from feddpms.privacy import Ledger, calibrate, claim, source
 from feddpms.records import PartitionRecord, PrivacyRecord, RoundRecord, RunRecord
@@ -109,27 +110,79 @@ def compare(
     Raises:
         FeddpmsError: as `run`.
     """
-    folder, results = Path(out), []
+    folder, results = Path(out), list[tuple[Run, Path]]()
     built = [config.build_method(values, "method") for values in methods]
     names = [config.method_name(method) for method in built]
     if len(set(names)) < len(names):
         raise ConfigError(f"expected different methods, got {', '.join(names)}; leave one out")
-    with ExitStack() as stack:
-        crew = None
-        for seed in seeds:
-            data = load(settings.data, Rng(seed))
-            cells = [replace(settings, method=method, seed=seed) for method in built]
-            if not results:
-                for cell in cells:
-                    prepare(cell, data)  # complains before anything is written
-                new_folder(folder)
-                runs = len(seeds) * len(cells)
-                crew = stack.enter_context(_workers(workers, settings, len(data.train), runs))
-            for cell in cells:
-                name = f"{config.method_name(cell.method)}-seed{seed}"
-                results.append(_run(cell, data, folder / name, on_start(cell), crew))
+    cells = [replace(settings, method=m, seed=seed) for seed in seeds for m in built]
+    data = load(settings.data, Rng(seeds[0]))
+    for cell in cells[: len(built)]:
+        prepare(cell, data)  # complains before anything is written
+    new_folder(folder)
+    for cell in cells:
+        own = new_folder(folder / f"{config.method_name(cell.method)}-seed{cell.seed}")
+        records.write_file(own / "run.toml", config.text(cell).encode())
+        results.append((cell, own))
+    with _workers(workers, settings, len(data.train), len(cells)) as crew:
+        done = _go_on_all(results, on_start, crew)
     page.write(find([folder]), folder / "report.html")
-    return results
+    return done
+
+
+def resume(
+    folder: Path | str,
+    on_start: Callable[[Run], OnRound | None] = lambda run: None,
+    workers: int | None = 1,
+) -> list[Result]:
+    """Go on with what was stopped: a run, or a comparison. It ends in the same bytes.
+
+    Args:
+        folder: of a run, or of a comparison; runs in it that are finished are left alone.
+        on_start: as for `compare`.
+        workers: as for `run`.
+
+    Returns:
+        The runs that were finished now.
+
+    Raises:
+        FeddpmsError: there is no run, or it began with other data or under another version.
+    """
+    folder = Path(folder)
+    files = [f for f in (folder / "run.toml", *sorted(folder.glob("*/run.toml"))) if f.exists()]
+    if not files:
+        raise RunFolderError(f"expected a folder of a run or of a comparison, got {folder}")
+    unfinished = [
+        (config.parse(config.load(file)), file.parent)
+        for file in files
+        if not (file.parent / "report.html").exists() or (file.parent / CHECKPOINT).exists()
+    ]
+    if not unfinished:
+        return []
+    settings, _ = unfinished[0]
+    examples = len(load(settings.data, Rng(settings.seed)).train)
+    with _workers(workers, settings, examples, len(unfinished)) as crew:
+        done = _go_on_all(unfinished, on_start, crew)
+    if files[0].parent != folder:
+        page.write(find([folder]), folder / "report.html")
+    return done
+
+
+def _go_on_all(
+    runs: Sequence[tuple[Run, Path]],
+    on_start: Callable[[Run], OnRound | None],
+    workers: Workers | None,
+) -> list[Result]:
+    """Begin or go on with runs in their folders, in order."""
+    done, loaded = [], None
+    for settings, folder in runs:
+        key = (settings.data, settings.seed)
+        if loaded is None or loaded[0] != key:
+            loaded = (key, load(settings.data, Rng(settings.seed)))
+        data = loaded[1]
+        prepared = prepare(settings, data)
+        done.append(_go_on(settings, prepared, data, folder, on_start(settings), workers))
+    return done
 
 
 @dataclass(frozen=True)
@@ -263,63 +316,79 @@ def _run(
     workers: Workers | None,
 ) -> Result:
     """Run on loaded data."""
-    prepared, on_round = prepare(settings, data), on_round or (lambda record: None)
+    prepared = prepare(settings, data)
     if out is None:
         ledger = Ledger()
-        outcome = _simulate(settings, data, prepared, ledger, on_round, None, workers)
-        return _result(settings, outcome, ledger, None)
+        outcome = _simulate(settings, prepared, data, ledger, on_round, workers)
+        return _result(settings, outcome, outcome.rounds, ledger, None)
     folder = new_folder(Path(out))
     records.write_file(folder / "run.toml", config.text(settings).encode())
-    with (
-        (folder / "records.jsonl").open("w") as log,
-        closing(Ledger(folder / "ledger.jsonl")) as ledger,
-    ):
-        for record in prepared.first:
-            records.write(record, log)
+    return _go_on(settings, prepared, data, folder, on_round, workers)
 
-        def note(record: RoundRecord) -> None:
-            records.write(record, log)
-            on_round(record)
 
-        accounts = folder / "clients"
-        outcome = _simulate(settings, data, prepared, ledger, note, accounts, workers)
-        result = _result(settings, outcome, ledger, folder)
-        records.write(PrivacyRecord(claim=result.claim), log)
+def _go_on(
+    settings: Run,
+    prepared: Prepared,
+    data: Dataset,
+    folder: Path,
+    on_round: OnRound | None,
+    workers: Workers | None,
+) -> Result:
+    """Begin a run in its folder, or go on from its last checkpoint."""
+    with closing(Writing(folder, settings.method, prepared.first)) as writing:
+        outcome = _simulate(
+            settings, prepared, data, writing.ledger, on_round, workers, writing, folder / "clients"
+        )
+        result = _result(settings, outcome, writing.rounds(), writing.ledger, folder)
+        writing.finish(PrivacyRecord(claim=result.claim))
     _finish(folder, outcome, sheet(data, outcome.memories))
+    forget_checkpoint(folder)
     return result
 
 
 def _simulate(
     settings: Run,
-    data: Dataset,
     prepared: Prepared,
+    data: Dataset,
     ledger: Ledger,
-    on_round: OnRound,
-    accounts: Path | None,
+    on_round: OnRound | None,
     workers: Workers | None,
+    writing: Writing | None = None,
+    accounts: Path | None = None,
 ) -> Outcome:
-    """All rounds."""
-    return simulate(
+    """All rounds that are not done."""
+    crew = Crew(
         settings.method,
-        prepared.shards,
+        dict(enumerate(prepared.shards)),
         data.test,
         prepared.net,
         prepared.task,
         settings.local,
         settings.privacy,
-        settings.engine,
         Rng(settings.seed),
-        ledger,
-        on_round,
         accounts,
-        workers,
     )
 
+    def note(record: RoundRecord, progress: Progress) -> None:
+        if writing:
+            writing.note(record, progress)
+        if on_round:
+            on_round(record)
 
-def _result(settings: Run, outcome: Outcome, ledger: Ledger, folder: Path | None) -> Result:
+    begin = writing.progress if writing else None
+    return simulate(crew, settings.engine, ledger, note, workers, begin)
+
+
+def _result(
+    settings: Run,
+    outcome: Outcome,
+    rounds: tuple[RoundRecord, ...],
+    ledger: Ledger,
+    folder: Path | None,
+) -> Result:
     """What a run came to."""
     words = claim(ledger, settings.privacy.target_delta)
-    return Result(settings, outcome.model, outcome.rounds, words, folder)
+    return Result(settings, outcome.model, rounds, words, folder)
 
 
 def _finish(folder: Path, outcome: Outcome, images: dict[str, Tensor]) -> None:

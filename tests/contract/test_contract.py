@@ -100,19 +100,9 @@ def go(method, rounds=4, shards=None, **engine):
     """A run of the small case; the outcome and the ledger."""
     ledger = Ledger()
     shards = shards or three_shards()
-    outcome = simulate(
-        method,
-        shards,
-        unseen(),
-        small_net(),
-        Task(TASK.classes, len(shards), rounds, TASK.latent),
-        LOCAL,
-        LOOSE,
-        Engine(**engine),
-        Rng(0),
-        ledger,
-    )
-    return outcome, ledger
+    task = Task(TASK.classes, len(shards), rounds, TASK.latent)
+    given = (method, dict(enumerate(shards)), unseen(), small_net(), task, LOCAL, LOOSE, Rng(0))
+    return simulate(Crew(*given), Engine(**engine), ledger), ledger
 
 
 @pytest.fixture(scope="module")

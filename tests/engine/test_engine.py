@@ -146,19 +146,11 @@ class Scripted:
 
 def go(method, rounds=3, shards=None, rng=0, ledger=None, on_round=lambda record: None, **engine):
     shards = shards or three_shards()
-    return simulate(
-        method,
-        shards,
-        unseen(),
-        small_net(),
-        Task(CLASSES, len(shards), rounds, TASK.latent),
-        LOCAL,
-        LOOSE,
-        Engine(**engine),
-        Rng(rng),
-        Ledger() if ledger is None else ledger,
-        on_round,
-    )
+    task = Task(CLASSES, len(shards), rounds, TASK.latent)
+    clients = dict(enumerate(shards))
+    crew = Crew(method, clients, unseen(), small_net(), task, LOCAL, LOOSE, Rng(rng))
+    ledger = Ledger() if ledger is None else ledger
+    return simulate(crew, Engine(**engine), ledger, lambda record, _: on_round(record))
 
 
 def test_sharing_happens_once_and_before_training():

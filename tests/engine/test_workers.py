@@ -30,9 +30,9 @@ def workers():
 def go(method, workers=None, privacy=LOOSE, folder=None, rounds=4):
     ledger = Ledger()
     task = Task(TASK.classes, 3, rounds, TASK.latent)
-    given = (method, three_shards(), unseen(), small_net(), task, LOCAL, privacy)
-    out = simulate(*given, Engine(), Rng(0), ledger, accounts=folder, workers=workers)
-    return out, ledger
+    shards = dict(enumerate(three_shards()))
+    crew = Crew(method, shards, unseen(), small_net(), task, LOCAL, privacy, Rng(0), folder)
+    return simulate(crew, Engine(), ledger, workers=workers), ledger
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -33,7 +33,7 @@ from feddpms.algorithms import (
     Moon,
     Training,
 )
-from feddpms.engine.loop import Engine, simulate
+from feddpms.engine import Crew, Engine, simulate
 from feddpms.models import VaeSettings, trunk
 from feddpms.privacy import Ledger, Privacy, calibrate
 from feddpms.rng import Rng
@@ -69,18 +69,10 @@ def run(method, training=TRAINING):
     """The method's model, round by round, and what its clients keep."""
     net, shards = Tiny(), make_shards()
     models = []
+    clients = dict(enumerate(shards))
+    crew = Crew(method, clients, shards[0], net, TASK, training, PRIVACY, Rng(0))
     outcome = simulate(
-        method,
-        shards,
-        shards[0],
-        net,
-        TASK,
-        training,
-        PRIVACY,
-        Engine(),
-        Rng(0),
-        Ledger(),
-        lambda record: models.append(as_numpy(net.state_dict())),
+        crew, Engine(), Ledger(), lambda *_: models.append(as_numpy(net.state_dict()))
     )
     return models, outcome
 

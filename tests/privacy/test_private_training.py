@@ -27,7 +27,7 @@ from feddpms import config, records, runs
 from feddpms.algorithms import FedAvg, FedDPMS, FedProx, Training, batches, fit, private
 from feddpms.algorithms.fedprox import proximal
 from feddpms.algorithms.method import Client
-from feddpms.engine import Engine, simulate
+from feddpms.engine import Crew, Engine, simulate
 from feddpms.engine.grid import unfold
 from feddpms.errors import ConfigError, PrivacyError
 from feddpms.models import NetSettings, VaeSettings, build, trunk
@@ -695,8 +695,8 @@ def noisy_run(method, rounds=4, **privacy):
     noisy = config.parse({"privacy": {**config.dump(LOOSE), "weights": "noisy", **privacy}}).privacy
     task = Task(CLASSES, len(shards), rounds, TASK.latent)
     local = Training(epochs=1, batch_size=8, lr=0.01)
-    parts = (shards, unseen(), small_net(), task, local, noisy, Engine(), Rng(0), ledger)
-    return spy, ledger, simulate(spy, *parts)
+    crew = Crew(spy, dict(enumerate(shards)), unseen(), small_net(), task, local, noisy, Rng(0))
+    return spy, ledger, simulate(crew, Engine(), ledger)
 
 
 DPMS = FedDPMS(preliminary_rounds=2, vae=VaeSettings(weight=0.05), synthesis=Drawing(per_class=4))

@@ -3,7 +3,7 @@
 from feddpms.engine.evaluate import Score, evaluate
 from feddpms.engine.grid import Grid
 from feddpms.engine.inprocess import Crew, InProcess
-from feddpms.engine.loop import Engine, Outcome, simulate
+from feddpms.engine.loop import Engine, Outcome, Progress, simulate
 from feddpms.engine.workers import Workers, cores
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Grid",
     "InProcess",
     "Outcome",
+    "Progress",
     "Score",
     "Workers",
     "cores",

@@ -14,7 +14,7 @@ from feddpms.algorithms import Client, Method, Training
 from feddpms.algorithms.fit import load
 from feddpms.engine.evaluate import PART, Score, Tally, tally, total
 from feddpms.engine.workers import Job, Workers
-from feddpms.privacy import Account, Privacy
+from feddpms.privacy import Account, Kept, Privacy
 from feddpms.rng import Rng
 from feddpms.types import Memory, Message, Shard, Task, Tree
 
@@ -99,6 +99,16 @@ class InProcess:
         for (i, _), tallies in zip(places, done, strict=True):
             parts[i] += tallies
         return [total(p, test, classes) for p in parts]
+
+    def kept(self) -> dict[int, Kept]:
+        """The accounts that are kept in memory, to be written down."""
+        return {client: account.kept() for client, account in sorted(self.accounts.items())}
+
+    def restore(self, memories: Mapping[int, Memory], accounts: Mapping[int, Kept]) -> None:
+        """Take up what the clients kept."""
+        self.memories = dict(memories)
+        privacy = self.crew.privacy
+        self.accounts = {c: Account.restored(privacy, c, kept) for c, kept in accounts.items()}
 
     def _do(self, jobs: list[Job]) -> list[Any]:
         """Results of jobs, in order."""

@@ -3,23 +3,21 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import torch
 from annotated_types import Gt, Le
 
-from feddpms.algorithms import Method, Training
+from feddpms.algorithms import Method
 from feddpms.engine.evaluate import Score, average
 from feddpms.engine.grid import Grid, size, unfold
 from feddpms.engine.inprocess import Crew, InProcess, one_thread
 from feddpms.engine.workers import Workers
 from feddpms.models import trunk
-from feddpms.privacy import Ledger, Privacy
+from feddpms.privacy import Kept, Ledger
 from feddpms.records import RoundRecord
-from feddpms.rng import Rng
-from feddpms.types import Memory, Message, Shard, Task, Tree, settings
+from feddpms.types import Memory, Message, Shard, Tree, settings
 
 PRIVATE = ("examples", "steps", "train_loss")
 
@@ -50,60 +48,80 @@ class Outcome:
     released: Mapping[int, Tree] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Progress:
+    """What a run needs to go on after a round.
+
+    Attributes:
+        round: the last round that is done.
+        state: what the server remembers.
+        memories: what each client keeps.
+        accounts: the accounts that are kept in memory.
+        released: as in `Outcome`.
+    """
+
+    round: int
+    state: Any
+    memories: Mapping[int, Memory]
+    accounts: Mapping[int, Kept]
+    released: Mapping[int, Tree]
+
+
+OnRound = Callable[[RoundRecord, Progress], None]
+
+
 def simulate(
-    method: Method,
-    shards: list[Shard],
-    test: Shard,
-    net: Any,
-    task: Task,
-    local: Training,
-    privacy: Privacy,
+    crew: Crew,
     engine: Engine,
-    rng: Rng,
     ledger: Ledger,
-    on_round: Callable[[RoundRecord], None] = lambda record: None,
-    accounts: Path | None = None,
+    on_round: OnRound = lambda record, progress: None,
     workers: Workers | None = None,
+    begin: Progress | None = None,
 ) -> Outcome:
-    """Run a method over clients that live in this process.
+    """Run a method over clients that live on this machine.
 
     Args:
-        method: what to run.
-        shards: each client's examples.
-        test: common test set.
-        net: a network with the initial weights; used as work space.
-        task: what everybody knows.
-        local: how clients train.
-        privacy: target of their releases.
+        crew: the method, its clients' examples, the test set, a network with the initial weights,
+            and all else that stays the same.
         engine: how the rounds are run.
-        rng: the root of all random streams.
         ledger: where privacy events are written down.
-        on_round: called with each round's record.
-        accounts: folder for the clients' accounts, used if their noise is secure.
+        on_round: called after each round with its record, and with what it takes to go on.
         workers: processes to use; the result is the same without.
+        begin: go on after this round; None to begin.
+
+    Returns:
+        What it ends with; of the rounds, those run now.
 
     Raises:
         ConfigError: a setting of the method does not fit the run.
     """
+    method = crew.method
     if method.about.scope == "pooled":
-        pooled = Shard(torch.cat([s.x for s in shards]), torch.cat([s.y for s in shards]))
-        shards, task = [pooled], Task(task.classes, 1, task.rounds, task.latent)
-    initial = {k: v.clone() for k, v in net.state_dict().items()}
-    state = method.start(_visible(method, initial), task)
-    clients = dict(enumerate(shards))
-    crew = Crew(method, clients, test, net, task, local, privacy, rng, accounts)
-    grid = InProcess(crew, workers)
-    records, released = [], {}
+        crew = _pooled(crew)
+    grid, task, records = InProcess(crew, workers), crew.task, []
+    if begin:
+        state, released, done = begin.state, dict(begin.released), begin.round
+        grid.restore(begin.memories, begin.accounts)
+    else:
+        initial = {k: v.clone() for k, v in crew.net.state_dict().items()}
+        state, released, done = method.start(_visible(method, initial), task), {}, 0
     with one_thread():
-        for number in range(1, task.rounds + 1):
+        for number in range(done + 1, task.rounds + 1):
             began = time.perf_counter()
-            cohort = _cohort(engine.cohort, len(shards), rng.numpy("cohort", number))
+            cohort = _cohort(engine.cohort, len(crew.shards), crew.rng.numpy("cohort", number))
             state, exchange = _round(method, state, grid, cohort, number, ledger)
             released |= exchange.released
             score = _score(method, state, grid)
             records.append(_record(number, exchange, score, time.perf_counter() - began))
-            on_round(records[-1])
+            on_round(records[-1], Progress(number, state, grid.memories, grid.kept(), released))
     return Outcome(state.model, tuple(records), grid.memories, released)
+
+
+def _pooled(crew: Crew) -> Crew:
+    """One client that holds every client's examples."""
+    shards = [crew.shards[c] for c in sorted(crew.shards)]
+    pooled = Shard(torch.cat([s.x for s in shards]), torch.cat([s.y for s in shards]))
+    return replace(crew, shards={0: pooled}, task=replace(crew.task, clients=1))
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """What leaves a client, what pays for it, and where that is written down."""
 
-from feddpms.privacy.account import Account
+from feddpms.privacy.account import Account, Kept
 from feddpms.privacy.accountant import epsilon
 from feddpms.privacy.calibrate import Multipliers, calibrate
 from feddpms.privacy.claim import claim
@@ -16,6 +16,7 @@ __all__ = [
     "UPDATES",
     "Account",
     "DpTraining",
+    "Kept",
     "Ledger",
     "Multipliers",
     "Noise",

@@ -8,7 +8,7 @@ source would draw the same bytes, so a simulation draws again.
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import load, save
@@ -23,6 +23,19 @@ from feddpms.types import Event, Tree
 
 ROUNDING = 1e-9
 """Part of a budget by which rounding may exceed it."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an account in memory holds.
+
+    Attributes:
+        entries: of its ledger.
+        releases: the bytes that are sent again, uint8, by channel.
+    """
+
+    entries: tuple[Entry, ...]
+    releases: Tree
 
 
 class Account:
@@ -88,6 +101,18 @@ class Account:
         new = [e for e in events if e.channel not in known]
         self.ledger.append(*(Entry("reserved", round, self._client, e) for e in new))
         return events
+
+    def kept(self) -> Kept:
+        """What an account in memory holds, to be written down."""
+        return Kept(tuple(self.ledger.entries), self._store.kept())
+
+    @classmethod
+    def restored(cls, privacy: Privacy, client: int, kept: Kept) -> "Account":
+        """An account in memory as it was."""
+        account = cls(privacy, client)
+        account.ledger.append(*kept.entries)
+        account._store.restore(kept.releases)
+        return account
 
     def close(self) -> None:
         """Close and unlock the folder."""

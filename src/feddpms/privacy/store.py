@@ -3,11 +3,13 @@
 import os
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from feddpms.errors import PrivacyError
 from feddpms.privacy.mechanism import UPDATES
 from feddpms.records import write_file
+from feddpms.types import Tree
 
 
 class Store:
@@ -24,6 +26,14 @@ class Store:
         if folder and not folder.exists():
             folder.mkdir(parents=True)
             _sync(folder.parent)
+
+    def kept(self) -> Tree:
+        """What is kept in memory, as uint8 tensors by channel."""
+        return {c: torch.frombuffer(bytearray(b), dtype=torch.uint8) for c, b in self._kept.items()}
+
+    def restore(self, kept: Tree) -> None:
+        """Keep in memory what `kept` gave."""
+        self._kept = {c: b.numpy().tobytes() for c, b in kept.items()}
 
     def put(self, channel: str, release: bytes) -> None:
         """Keep the bytes; they are on disk when this returns."""
