@@ -141,7 +141,9 @@ def test_attacks_report_intervals_and_pictures(finished):
     assert found.picture == finished / "feddpms" / "attack.png"
     assert found.picture.read_bytes().startswith(b"\x89PNG")
     said = json.loads((finished / "feddpms" / "attack.json").read_text())
-    assert set(said) == {"model", "synthetic", "means", "baseline"}
+    assert set(said) == {"model", "synthetic", "means", "baseline", "limit", "simulated"}
+    assert said["simulated"] is True
+    assert 0.5 < said["limit"] < 1
     for m in (found.model, found.synthetic, found.means, found.baseline):
         assert m is not None
         assert 0 <= m.auc_low <= m.auc <= m.auc_high <= 1
@@ -195,6 +197,53 @@ def test_an_unfinished_run_is_refused(finished, tmp_path):
     (tmp_path / "run.toml").write_bytes((finished / "feddpms" / "run.toml").read_bytes())
     with pytest.raises(RunFolderError, match=r"finished run with model\.safetensors"):
         audits.attack(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"foo": torch.zeros(1)},
+        {"abc.means": torch.zeros(1, 32)},
+        {"0.classes": torch.tensor([1]), "0.means": torch.zeros(1, 7)},
+        {"0.classes": torch.tensor([99]), "0.means": torch.zeros(1, 32)},
+        {"0.classes": torch.tensor([1]), "0.means": torch.full((1, 32), math.nan)},
+        {"0.means": torch.zeros(1, 32)},
+    ],
+)
+def test_a_release_that_is_none_is_refused(finished, tmp_path, broken):
+    for file in ("run.toml", "model.safetensors"):
+        (tmp_path / file).write_bytes((finished / "feddpms" / file).read_bytes())
+    save_file(broken, tmp_path / "released.safetensors")
+    with pytest.raises(RunFolderError, match=r"expected what the clients of run\.toml released"):
+        audits.attack(tmp_path)
+    assert not (tmp_path / "attack.json").exists()
+
+
+def test_the_model_of_another_run_is_refused(finished, tmp_path):
+    for file, of in (("run.toml", "feddpms"), ("released.safetensors", "feddpms")):
+        (tmp_path / file).write_bytes((finished / of / file).read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(
+        (finished / "fedavg" / "model.safetensors").read_bytes()
+    )
+    with pytest.raises(RunFolderError, match=r"expected the model of run\.toml"):
+        audits.attack(tmp_path)
+
+
+def test_local_models_are_not_attacked(tmp_path):
+    runs.run(config.parse({**SMALL, "rounds": 1, "method": "local"}), tmp_path / "run")
+    with pytest.raises(ConfigError, match="local, which sends none"):
+        audits.attack(tmp_path / "run")
+
+
+def test_the_papers_means_are_attacked_too(tmp_path):
+    privacy = {**SMALL["privacy"], "release": "paper", "mean_size": 5, "paper_draws": 3}
+    result = runs.run(config.parse({**SMALL, "privacy": privacy}), tmp_path / "run")
+    assert "Covered" not in result.claim
+    assert "Not covered: latent means as in the paper" in result.claim
+    assert not any("counts" in k for k in load_file(tmp_path / "run" / "released.safetensors"))
+    found = audits.attack(tmp_path / "run")
+    assert found.means is not None
+    assert found.limit is None
 
 
 def test_a_grid_of_pictures_has_a_row_and_a_column_for_each():

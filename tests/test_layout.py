@@ -14,7 +14,7 @@ METHOD_FILES = sorted(
     for f in (SOURCE / "algorithms").glob("*.py")
     if f.stem not in ("__init__", "batches", "fit", "method", "private", "trees")
 )
-CEILINGS = {"feddpms": 190, "fit": 150, "method": 185, "private": 115}
+CEILINGS = {"feddpms": 190, "fit": 155, "method": 185, "private": 115}
 
 every_method = pytest.mark.parametrize("name", METHODS)
 

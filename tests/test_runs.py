@@ -204,3 +204,37 @@ def test_no_image_of_a_client_is_on_the_sheet():
 @pytest.mark.parametrize("memories", [{}, {0: Memory()}, {0: made_of()}])
 def test_there_is_no_sheet_without_synthetic_images(memories):
     assert runs.sheet(SET, memories) == {}
+
+
+def test_pooled_records_are_in_the_ledger_and_void_a_finite_total(tmp_path):
+    """Central training pools the records themselves, however its training is done."""
+    values = {
+        "rounds": 1,
+        "data": {"name": "digits", "fraction": 0.08},
+        "partition": {"clients": 2},
+        "method": "central",
+        "local": {"epochs": 1},
+        "net": {"width": 0.25, "norm": "group"},
+        "privacy": {"weights": "noisy", "training": {"kind": "dpsgd", "expected_examples": 64}},
+    }
+    result = runs.run(config.parse(values), tmp_path / "run")
+    assert "Not covered, sent in the clear: the records themselves" in result.claim
+    assert "everything" not in result.claim
+
+
+def test_no_split_is_written_where_noise_is_secure(tmp_path):
+    pytest.importorskip("opendp")
+    values = {
+        "rounds": 1,
+        "data": {"name": "digits", "fraction": 0.08},
+        "partition": {"clients": 2},
+        "method": "fedavg",
+        "local": {"epochs": 1},
+        "net": {"width": 0.25},
+        "privacy": {"noise": "secure"},
+    }
+    runs.run(config.parse(values), tmp_path / "run")
+    log = (tmp_path / "run" / "records.jsonl").read_text()
+    assert '"type": "run"' in log
+    assert '"type": "partition"' not in log
+    assert '"simulated": true' not in (tmp_path / "run" / "ledger.jsonl").read_text()

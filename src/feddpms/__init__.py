@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from feddpms.errors import FeddpmsError
     from feddpms.models import NetSettings
     from feddpms.privacy import Privacy
-    from feddpms.runs import Result, compare, run
+    from feddpms.runs import Result, compare, resume, run
 
 __version__ = version("feddpms")
 
@@ -48,7 +48,7 @@ _HOMES = {
     "feddpms.errors": ("FeddpmsError",),
     "feddpms.models": ("NetSettings",),
     "feddpms.privacy": ("Privacy",),
-    "feddpms.runs": ("Result", "compare", "run"),
+    "feddpms.runs": ("Result", "compare", "resume", "run"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -70,6 +70,7 @@ __all__ = [
     "Run",
     "Training",
     "compare",
+    "resume",
     "run",
 ]
 

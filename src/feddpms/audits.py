@@ -21,15 +21,16 @@ from feddpms.algorithms.fit import load as with_weights
 from feddpms.config import Run
 from feddpms.data import Dataset, load
 from feddpms.errors import ConfigError, RunFolderError
+from feddpms.models import split, trunk
 from feddpms.privacy import Account, Privacy, calibrate, class_statistics, histogram, source
-from feddpms.privacy.attack import Membership, membership, nearest
+from feddpms.privacy.attack import Membership, auc_limit, membership, nearest
 from feddpms.privacy.audit import ReleaseAudit, audit
 from feddpms.privacy.mechanism import Histogram
 from feddpms.privacy.release import shape
 from feddpms.report import plots
 from feddpms.rng import Rng
 from feddpms.synthesis import Drawing, encode, generate
-from feddpms.types import Shard, Tree
+from feddpms.types import Shard, Task, Tree
 
 CLASSES = 2
 MOST = 10_000
@@ -63,7 +64,7 @@ def audit_release(
             "expected a release with a claim, got paper; see feddpms calibrate --paper"
         )
     pair = worst_pair(privacy, latent, size)
-    stream = torch.Generator().manual_seed(seed)
+    stream = Rng(seed).numpy("audit")
 
     def draw(present: bool) -> np.ndarray:
         codes, labels = pair[present]
@@ -123,10 +124,12 @@ class Attacks:
     Attributes:
         model: membership by the final model's loss (Yeom et al. 2018).
         synthetic: membership by the distance to the nearest synthetic image; None without any.
-        means: membership by the distance of a record's code to its class's nearest released mean;
-            None without any.
+        means: membership by the distance of a record's code, under the final model, to its class's
+            nearest released mean; None without any.
         baseline: membership by the images alone, which no model was needed for; far from 1/2 it
             says that members and others differ, and the rows above mean less.
+        limit: AUC that no attack on the releases alone can exceed, since they are mu-GDP; None
+            without any, or for the paper's.
         picture: what an eavesdropper decodes from the released means; None without any.
     """
 
@@ -134,6 +137,7 @@ class Attacks:
     synthetic: Membership | None
     means: Membership | None
     baseline: Membership
+    limit: float | None
     picture: Path | None
 
 
@@ -147,28 +151,43 @@ def attack(folder: Path) -> Attacks:
         FeddpmsError: the folder is not that of a finished run, or its data cannot be read.
     """
     settings = config.parse(config.load(folder / "run.toml"))
+    if settings.method.about.scope == "local":
+        raise ConfigError(
+            "expected a run with a model that was sent, got local, which sends none; audit another"
+        )
     data = load(settings.data, Rng(settings.seed))
-    prepared = runs.prepare(settings, data)
-    rng = Rng(settings.seed).at("attack")
-    shards = prepared.shards
+    prepared = runs.prepare(settings, data, train=False)
+    rng, shards = Rng(settings.seed).at("attack"), prepared.shards
     pooled = Shard(torch.cat([s.x for s in shards]), torch.cat([s.y for s in shards]))
     members = _some(pooled, rng.torch("members"))
     others = _some(data.test, rng.torch("others"))
-    net = with_weights(prepared.net, _read(folder / "model.safetensors")).eval()
-    released = _released(folder / "released.safetensors")
+    released = _released(folder / "released.safetensors", prepared.task)
+    net = _loaded(prepared.net, folder / "model.safetensors", bool(released)).eval()
     made = _draw(settings, net, released, rng)
     found = Attacks(
         model=membership(-_losses(net, members), -_losses(net, others)),
         synthetic=_by_distance(members, others, made) if made else None,
         means=_by_code(net, members, others, released) if made else None,
         baseline=_baseline(members, others),
+        limit=_limit(settings.privacy) if made else None,
         picture=folder / "attack.png" if made else None,
     )
-    if found.picture:
-        records.write_file(found.picture, _picture(net, data, shards, released))
     plain = {k: v for k, v in asdict(found).items() if k != "picture"}
-    records.write_file(folder / "attack.json", (json.dumps(plain, indent=2) + "\n").encode())
+    plain["simulated"] = settings.privacy.noise == "seeded"
+    try:
+        if found.picture:
+            drawn = _picture(net, data, shards, released, plain["simulated"])
+            records.write_file(found.picture, drawn)
+        said = json.dumps(plain, indent=2) + "\n"
+        records.write_file(folder / "attack.json", said.encode())
+    except OSError as error:
+        raise RunFolderError(f"cannot write to {folder}: {error.strerror}; mend it") from None
     return found
+
+
+def _limit(privacy: Privacy) -> float | None:
+    """The limit of an attack on histogram and latent means."""
+    return None if privacy.release == "paper" else auc_limit(1 / calibrate(privacy).total)
 
 
 def _read(file: Path) -> Tree:
@@ -181,13 +200,37 @@ def _read(file: Path) -> Tree:
         ) from None
 
 
-def _released(file: Path) -> dict[int, Tree]:
+def _loaded(net, file: Path, decodes: bool):
+    """The network with the weights of a run, all that it predicts (and decodes) with."""
+    tree, whole = _read(file), net.state_dict()
+    needed = {*trunk(whole), *(split(whole)[1] if decodes else {})}
+    fits = needed <= tree.keys() <= whole.keys()
+    if not fits or any(v.shape != whole[k].shape for k, v in tree.items()):
+        raise RunFolderError(f"expected the model of run.toml at {file}, got another; restore it")
+    return with_weights(net, tree)
+
+
+def _released(file: Path, task: Task) -> dict[int, Tree]:
     """What each client released under noise; empty if nobody did."""
     trees: dict[int, Tree] = {}
     for name, value in (_read(file) if file.exists() else {}).items():
-        client, key = name.split(".", 1)
-        trees.setdefault(int(client), {})[key] = value
-    return {c: tree for c, tree in sorted(trees.items()) if "means" in tree and len(tree["means"])}
+        client, _, key = name.partition(".")
+        trees.setdefault(int(client) if client.isdecimal() else -1, {})[key] = value
+    for client, tree in trees.items():
+        classes, means = tree.get("classes"), tree.get("means")
+        if (
+            not 0 <= client < task.clients
+            or classes is None
+            or means is None
+            or means.shape != (len(classes), task.latent)
+            or not means.isfinite().all()
+            or not all(0 <= c < task.classes for c in classes.tolist())
+        ):
+            raise RunFolderError(
+                f"expected what the clients of run.toml released at {file}, got something else; "
+                "restore it"
+            )
+    return {c: tree for c, tree in sorted(trees.items()) if len(tree["means"])}
 
 
 def _some(shard: Shard, stream: torch.Generator) -> Shard:
@@ -248,7 +291,9 @@ def _baseline(members: Shard, others: Shard) -> Membership:
     return membership(inside, outside)
 
 
-def _picture(net, data: Dataset, shards: list[Shard], released: dict[int, Tree]) -> bytes:
+def _picture(
+    net, data: Dataset, shards: list[Shard], released: dict[int, Tree], simulated: bool
+) -> bytes:
     """Decoded means of the client that released most classes, beside its records."""
     client = max(released, key=lambda c: len(set(released[c]["classes"].tolist())))
     tree, own = released[client], shards[client]
@@ -273,4 +318,5 @@ def _picture(net, data: Dataset, shards: list[Shard], released: dict[int, Tree])
         ):
             rows.setdefault(name, []).append(image.numpy())
     title = f"Client {client}: what an eavesdropper decodes, beside records that it never saw"
+    title += " (simulated)" * simulated
     return plots.grid_png({k: np.stack(v) for k, v in rows.items()}, names, title)

@@ -34,16 +34,20 @@ def ledger(
     ] = None,
 ) -> None:
     """Say what a ledger proves: each channel's cost, and the claim in words."""
-    from feddpms.privacy import Ledger, claim
+    from feddpms.privacy import claim
     from feddpms.privacy.claim import table
-    from feddpms.privacy.ledger import read
+    from feddpms.privacy.ledger import of_folder
 
-    found = Ledger()
-    found.append(*read(folder / "ledger.jsonl"))
     at = _delta(folder, delta)
-    typer.echo(columns(table(found, at)))
+    found = of_folder(folder)
+    said, rows = claim(found, at), table(found, at)
+    if (folder / "run.toml").exists() and not (folder / "report.html").exists():
+        typer.echo(
+            "This run did not come to its end; more may have been sent than is written here."
+        )
+    typer.echo(columns(rows))
     typer.echo(f"\n{len(found.clients())} clients; each row: the client that spent most.")
-    typer.echo(f"\n{claim(found, at)}")
+    typer.echo(f"\n{said}")
 
 
 def calibrate(
@@ -93,7 +97,9 @@ def calibrate(
             },
         }
     )
-    _positive(latent=latent, class_size=class_size)
+    _between(1, 65_536, latent=latent)
+    _between(1, 10**9, class_size=class_size, examples=examples)
+    _between(0, 10**6, rounds=rounds)
     privacy = settings.privacy
     steps = rounds * local_epochs * privacy.training.steps_per_epoch
     found = solve(privacy, steps)
@@ -130,8 +136,11 @@ def audit_release(
     values = _release(epsilon, delta, release, adjacency, l2_clip, mean_size)
     privacy = config.parse({"privacy": {**values, "noise": noise}}).privacy
     least = mean_size if release == "fixed_m_mean" else 20
-    _positive(latent=latent, runs=runs, size=size or least)
-    found = audits.audit_release(privacy, latent, size or least, runs, seed)
+    size = least if size is None else size
+    _between(1, 65_536, latent=latent)
+    _between(1, 10**6, runs=runs, size=size)
+    _between(0, 2**63 - 1, seed=seed)
+    found = audits.audit_release(privacy, latent, size, runs, seed)
     typer.echo(
         f"{release}, {adjacency}, latent {latent}, {noise} noise: {runs} releases on each of two "
         f"neighbouring data sets, confidence {found.confidence:.0%}.\n"
@@ -142,7 +151,8 @@ def audit_release(
         f"a release drawn twice and paid once with {found.repeated_power:.0%}.\n"
         "Without assuming Gaussian noise, the bound is "
         f"{found.epsilon_lower_assumption_free:.3f} at delta {delta:g}.\n"
-        f"mu lower bound {found.mu_lower:.4f} of {found.pair_mu:.4f} for this pair\n"
+        f"mu lower bound {found.mu_lower:.4f} of {found.pair_mu:.4f} that this pair can show\n"
+        f"{_weaker(found.pair_mu, privacy)}"
         f"epsilon lower bound {found.epsilon_lower:.3f} of claimed {epsilon:g} at delta {delta:g} "
         "(per record)"
     )
@@ -180,8 +190,10 @@ def audit_attack(
         )
     typer.echo(columns(rows))
     typer.echo(
-        f"\n{found.model.members} members, {found.model.others} others. An AUC near 0.5 proves "
-        "nothing about epsilon; one above it is a leak."
+        f"\n{found.model.members} members, {found.model.others} others; codes are those of the "
+        "final model. An AUC near 0.5\nproves nothing about epsilon; one above it is a leak."
+        + f"\nNo attack on the releases alone can reach an AUC above {found.limit:.3f}."
+        * (found.limit is not None)
     )
     if found.picture:
         typer.echo(f"\nPicture, which shows records: {found.picture}")
@@ -203,7 +215,7 @@ def _release(
 
 def _multipliers(found, privacy, latent: int, class_size: int, steps: int) -> list[tuple[str, ...]]:
     """The rows of `calibrate`."""
-    from feddpms.privacy.mechanism import Histogram
+    from feddpms.privacy.mechanism import GradientSum, Histogram
     from feddpms.privacy.release import shape
 
     means, counts = shape(privacy, latent), Histogram(privacy.adjacency)
@@ -228,15 +240,29 @@ def _multipliers(found, privacy, latent: int, class_size: int, steps: int) -> li
     ]
     if found.training:
         training = privacy.training
+        gradients = GradientSum(training.l2_clip, privacy.adjacency)
         rows.append(
             (
                 "model updates",
                 f"{found.training:.4f}",
-                f"{training.l2_clip:.4g}",
+                f"{gradients.l2_sensitivity:.4g}",
                 f"{steps} steps, sampling rate {training.sample_rate:.4g}",
             )
         )
     return rows
+
+
+def _weaker(pair_mu: float, privacy) -> str:
+    """A line if the pair shows less than is paid for."""
+    from feddpms.privacy import calibrate as solve
+
+    if pair_mu > 0.99 / solve(privacy).total:
+        return ""
+    return "No pair shows all that is paid for here: " + (
+        "one record cannot be replaced so that both parts move furthest.\n"
+        if privacy.adjacency == "replace_one"
+        else "the clip is wider than the cube of codes.\n"
+    )
 
 
 def _paper() -> str:
@@ -271,11 +297,12 @@ def _delta(folder: Path, given: float | None) -> float:
     return config.parse(config.load(file)).privacy.target_delta if file.exists() else 1e-5
 
 
-def _positive(**numbers: int) -> None:
-    """Refuse numbers below 1."""
+def _between(least: int, most: int, **numbers: int) -> None:
+    """Refuse numbers outside a range."""
     for name, value in numbers.items():
-        if value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+        if not least <= value <= most:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option}: expected {least} to {most}, got {value}")
 
 
 def columns(rows: list[tuple[str, ...]]) -> str:

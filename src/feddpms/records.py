@@ -55,7 +55,7 @@ class PartitionRecord:
 
     Attributes:
         levels: examples of each class at each client [clients][classes], in per cent of the
-            largest of these numbers, in steps of 5; 0 for none at all.
+            largest of these numbers, to the nearest quarter.
     """
 
     type: ClassVar[str] = "partition"

@@ -192,11 +192,16 @@ class Prepared:
     shards: list[Shard]
     task: Task
     net: torch.nn.Module
-    first: tuple[RunRecord, PartitionRecord]
+    first: tuple[RunRecord | PartitionRecord, ...]
 
 
-def prepare(settings: Run, data: Dataset) -> Prepared:
+def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
     """Split the data, build the network, and check all that can be checked before training.
+
+    Args:
+        settings: what is run.
+        data: on which data.
+        train: check what is released as well; an audit draws no noise and needs no library for it.
 
     Raises:
         ConfigError: settings do not fit the data or one another.
@@ -208,7 +213,8 @@ def prepare(settings: Run, data: Dataset) -> Prepared:
     net = build(_shape(data), len(data.classes), settings.net, rng.at("initial weights"))
     task = Task(len(data.classes), len(shards), settings.rounds, net.latent)
     settings.method.start({}, task)  # complains about settings that do not fit the run
-    _check_privacy(settings)
+    if train:
+        _check_privacy(settings)
     first = RunRecord(
         version=feddpms.__version__,
         method=config.method_name(settings.method),
@@ -222,6 +228,8 @@ def prepare(settings: Run, data: Dataset) -> Prepared:
         test_examples=len(data.test),
         partition=describe(part),
     )
+    if settings.privacy.noise == "secure":  # clients that could be real: nobody knows their split
+        return Prepared(shards, task, net, (first,))
     held = levels(counts(labels, parts, len(data.classes))).tolist()
     return Prepared(shards, task, net, (first, PartitionRecord(levels=tuple(map(tuple, held)))))
 
@@ -236,8 +244,27 @@ def _check_privacy(settings: Run) -> None:
             'method.synthesis.spread="released" needs privacy.release=class_sum, got '
             f"{privacy.release}; choose one of them"
         )
+    if privacy.max_epsilon and method.about.scope != "local":
+        _check_budget(settings)
     calibrate(privacy, settings.rounds * settings.local.epochs * training.steps_per_epoch)
-    source(privacy.noise, Rng(0).torch())  # complains if its library is missing
+    source(privacy.noise, Rng(0).numpy())  # complains if its library is missing
+
+
+def _check_budget(settings: Run) -> None:
+    """Refuse a budget that the first reply would break."""
+    privacy, method = settings.privacy, settings.method
+    lacking = {
+        "privacy.training.kind=dpsgd": privacy.training.kind != "none",
+        "privacy.tuned_on=public": privacy.tuned_on == "public",
+        "privacy.release other than paper": privacy.release != "paper",
+        "a method other than central": method.about.scope != "pooled",
+    }
+    if not all(lacking.values()):
+        needs = " and ".join(name for name, met in lacking.items() if not met)
+        raise ConfigError(
+            f"privacy.max_epsilon={privacy.max_epsilon:g} needs {needs}: no budget covers what is "
+            "in the clear; set it, or lift the budget"
+        )
 
 
 def show_partition(settings: Run, picture: Path) -> tuple[str, Path]:
@@ -341,7 +368,7 @@ def _go_on(
         )
         result = _result(settings, outcome, writing.rounds(), writing.ledger, folder)
         writing.finish(PrivacyRecord(claim=result.claim))
-    _finish(folder, outcome, sheet(data, outcome.memories))
+    _finish(folder, outcome, sheet(data, outcome.memories), settings.privacy.noise)
     forget_checkpoint(folder)
     return result
 
@@ -391,15 +418,16 @@ def _result(
     return Result(settings, outcome.model, rounds, words, folder)
 
 
-def _finish(folder: Path, outcome: Outcome, images: dict[str, Tensor]) -> None:
+def _finish(folder: Path, outcome: Outcome, images: dict[str, Tensor], noise: str) -> None:
     """Write what exists only at the end."""
+    simulated = {"simulated": str(noise == "seeded").lower()}
     whole = {k: v.contiguous() for k, v in outcome.model.items()}
-    records.write_file(folder / "model.safetensors", save(whole))
+    records.write_file(folder / "model.safetensors", save(whole, simulated))
     if outcome.released:
         named = {f"{c}.{k}": v for c, tree in outcome.released.items() for k, v in tree.items()}
-        records.write_file(folder / "released.safetensors", save(named))
+        records.write_file(folder / "released.safetensors", save(named, simulated))
     if images:
-        records.write_file(folder / "images.safetensors", save(images))
+        records.write_file(folder / "images.safetensors", save(images, simulated))
     page.write(find([folder]), folder / "report.html")
 
 

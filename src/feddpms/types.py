@@ -83,6 +83,8 @@ class Net(Protocol):
 
 Loss = Callable[[Any, Batch], Tensor]
 """A loss: (net, batch) -> one number, the mean over the batch."""
+Normals = Callable[[Tensor], Tensor]
+"""Standard normal numbers of a tensor's shape and type, new ones at each call."""
 Neighbours = Literal["add_remove", "replace_one"]
 """Which data sets are neighbours: one record added or removed, or one replaced by any other."""
 

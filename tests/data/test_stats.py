@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from feddpms.data import counts, effective_classes, table
-from feddpms.data.stats import bar
+from feddpms.data.stats import bar, levels
 
 NAMES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat")
 NAMES += ("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -57,3 +57,10 @@ def test_many_classes_become_a_summary():
 def test_bar_is_proportional():
     assert [len(bar(v, 10)) for v in (0, 0.001, 5, 10)] == [0, 1, 5, 10]
     assert bar(5.5, 10) == "█████▌"
+
+
+def test_levels_hide_counts():
+    """Few and none look the same, and a record more or less changes a level at a bound alone."""
+    few, none = np.array([[40, 1], [13, 7]]), np.array([[40, 0], [13, 7]])
+    assert levels(few).tolist() == levels(none).tolist() == [[100, 0], [25, 25]]
+    assert levels(np.zeros((2, 2), dtype=int)).tolist() == [[0, 0], [0, 0]]

@@ -149,4 +149,4 @@ def test_memory_accounts_come_back(workers):
     state = FedAvg().start(small_net().state_dict(), TASK)
     for round in (1, 2):
         grid.ask_all({c: FedAvg().ask(state, c, round) for c in range(3)}, round)
-    assert [len(a.ledger.entries) for _, a in sorted(grid.accounts.items())] == [3, 3, 3]
+    assert [len(a.ledger.entries) for _, a in sorted(grid.accounts.items())] == [4, 4, 4]

@@ -294,11 +294,11 @@ def release(w, k):
     for z, c, norm in zip(centred, y, norms, strict=True):
         sums[c] += z * min(1, radius / norm)
         n[c] += 1
-    noise = stream(k, 2).torch("privacy noise", "latent means")
-    draw = torch.randn(CLASSES, LATENT, generator=noise, dtype=torch.float64).numpy()
+    noise = stream(k, 2).numpy("privacy noise", "latent means")
+    draw = noise.standard_normal((CLASSES, LATENT))
     sums = sums + multipliers.latent * radius * draw
-    noise = stream(k, 2).torch("privacy noise", "class histogram")
-    draw = torch.randn(CLASSES, generator=noise, dtype=torch.float64).numpy()
+    noise = stream(k, 2).numpy("privacy noise", "class histogram")
+    draw = noise.standard_normal(CLASSES)
     n = n + PRIVACY.count_noise_multiplier * draw
     means = {
         c: np.clip(0.5 + sums[c] / n[c], 0, 1)

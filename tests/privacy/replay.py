@@ -283,23 +283,13 @@ def _coins(tape: _Tape, cls: type) -> Callable:
 def _coupled(tape: _Tape, real: Callable) -> Callable:
     """The loss of the auto-encoder, with the noise of a latent code drawn by its record.
 
-    Only the draw of that one stream is replaced: the loss is the product's own.
+    Only that noise is replaced: the loss is the product's own.
     """
-    torch_randn = torch.randn
 
     def vae_loss(settings, eps):
-        loss = real(settings, eps)
-
-        def coupled(net, batch):
-            def randn(*shape, generator=None, **more):
-                if generator is not eps:
-                    return torch_randn(*shape, generator=generator, **more)
-                return tape.latent_noise(batch.index, shape[0][1])
-
-            with patch.object(torch, "randn", randn):
-                return loss(net, batch)
-
-        return coupled
+        return lambda net, batch: real(
+            settings, lambda mean: tape.latent_noise(batch.index, mean.shape[1])
+        )(net, batch)
 
     return vae_loss
 

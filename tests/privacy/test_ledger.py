@@ -7,7 +7,7 @@ import pytest
 from feddpms.errors import PrivacyError
 from feddpms.privacy import Ledger, claim, epsilon
 from feddpms.privacy.claim import table
-from feddpms.privacy.ledger import Entry, read
+from feddpms.privacy.ledger import Entry, of_folder, read
 from feddpms.types import Event
 
 
@@ -79,6 +79,77 @@ def test_a_torn_last_line_does_not_count_and_a_broken_one_is_named(tmp_path):
         read(tmp_path / "none")
 
 
+GOOD = {
+    "state": "received",
+    "round": 1,
+    "client": 0,
+    "channel": "latent means",
+    "mechanism": "gaussian",
+    "noise_multiplier": 2.0,
+    "l2_sensitivity": 1.0,
+    "neighbours": "add_remove",
+    "times": 1,
+    "sample_rate": 1.0,
+    "simulated": True,
+    "digest": "",
+}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"noise_multiplier": float("nan")},
+        {"noise_multiplier": float("inf")},
+        {"noise_multiplier": -1.0},
+        {"noise_multiplier": "2"},
+        {"noise_multiplier": None},
+        {"neighbours": None},
+        {"neighbours": "banana"},
+        {"sample_rate": 0.0},
+        {"sample_rate": 2.0},
+        {"times": 0},
+        {"times": 0.5},
+        {"mechanism": "laplace"},
+        {"state": "spent"},
+        {"channel": None},
+        {"client": [1]},
+        {"more": 1},
+    ],
+)
+def test_a_line_whose_cost_is_not_defined_is_refused(tmp_path, bad):
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n")
+    assert len(read(path)) == 1
+    path.write_text(json.dumps(GOOD) + "\n" + json.dumps({**GOOD, **bad}) + "\n")
+    with pytest.raises(PrivacyError, match="line 2, got something else"):
+        read(path)
+
+
+def test_a_clients_own_ledger_stands_in_for_what_arrived(tmp_path):
+    """What was reserved and never arrived counts as well."""
+    run = Ledger(tmp_path / "ledger.jsonl")
+    run.record(1, 0, [gaussian("class histogram", 10.0)])
+    run.record(1, 1, [gaussian("class histogram", 10.0)])
+    run.close()
+    (tmp_path / "clients" / "0").mkdir(parents=True)
+    own = Ledger(tmp_path / "clients" / "0" / "ledger.jsonl")
+    own.append(Entry("reserved", 1, 0, gaussian("class histogram", 10.0, digest="")))
+    own.append(Entry("reserved", 1, 0, updates("")))
+    own.close()
+    found = of_folder(tmp_path)
+    assert epsilon(found.events(0), 1e-5) == epsilon(own.events(), 1e-5)
+    assert len(found.events(1)) == 1
+
+
+def test_the_papers_release_is_never_covered():
+    ledger = Ledger()
+    ledger.record(1, 0, [gaussian("latent means as in the paper", 0.5), *clear("class list")])
+    words = claim(ledger, 1e-5)
+    assert "Covered" not in words
+    assert "Not covered: latent means as in the paper" in words
+    assert table(ledger, 1e-5)[-1][-1].endswith("of its noise alone")
+
+
 def test_a_ledger_that_is_in_use_is_refused(tmp_path):
     ledger = Ledger(tmp_path / "ledger.jsonl")
     with pytest.raises(PrivacyError, match="in use by another process"):
@@ -93,7 +164,7 @@ def test_a_claim_names_unit_neighbours_delta_covered_and_not_covered():
     ledger.record(1, 0, [*events, *clear("model", "example count")])
     words = claim(ledger, 1e-5)
     for part in (
-        "class histogram and latent means",
+        "class histogram, latent means are together",
         "(2, 1e-05)",
         "each record",
         "unit: one record",
@@ -139,7 +210,7 @@ def test_a_claim_is_that_of_the_client_that_spent_most():
 
 
 def test_without_events_nothing_left():
-    assert "Nothing" in claim(Ledger(), 1e-5)
+    assert "ledger is empty" in claim(Ledger(), 1e-5)
 
 
 def test_the_table_has_a_row_for_each_channel():

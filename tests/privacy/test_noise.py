@@ -53,7 +53,7 @@ def measurements(secure, monkeypatch):
 
 
 def seeded(seed=0) -> Seeded:
-    return Seeded(torch.Generator().manual_seed(seed))
+    return Seeded(np.random.default_rng(seed))
 
 
 def is_gaussian(values, std) -> bool:

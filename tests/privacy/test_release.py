@@ -26,7 +26,7 @@ L = [1, 2, 32, 128]
 
 
 def seeded(seed=0) -> Seeded:
-    return Seeded(torch.Generator().manual_seed(seed))
+    return Seeded(np.random.default_rng(seed))
 
 
 def sums(codes, labels, clip=1.0, **more):

@@ -185,18 +185,20 @@ def share_path(
 ) -> Path:
     """The share exchange of a client that has trained without protection, so it alone is seen."""
     method = method or FedDPMS(preliminary_rounds=1)
-    ask = Message("share", {"model": model or broadcast(norm)})
+    ask, calls = Message("share", {"model": model or broadcast(norm)}), itertools.count()
 
     def path(shard: Shard) -> Iterator[Message | Account]:
+        rng = Rng(next(calls) // 2)  # other noise for each pair, so that any side of a bound is met
         local = marked(network(norm).state_dict(), shard)
         inner = Memory({"previous": local})
         me = client(shard, load(network(norm), local), round=2, task=TASK, privacy=privacy)
-        me = replace(me, memory=Memory({"local": local}, inner=inner))
+        memory = Memory({"local": local}, inner=inner)
+        me = replace(me, memory=memory, rng=rng.at("client", 0, 2))
         reply, memory = method.client(ask, me)
         yield reply
         yield me.account
         if norm == "group":  # asked again in a later round, it sends the same
-            later = replace(me, round=3, memory=memory, rng=Rng(0).at("client", 0, 3))
+            later = replace(me, round=3, memory=memory, rng=rng.at("client", 0, 3))
             yield method.client(ask, later)[0]
 
     return path
@@ -341,9 +343,9 @@ def test_no_broadcast_model_makes_the_codes_of_common_records_differ(norm):
 
 
 def test_the_digest_of_a_release_follows_from_the_seed():
-    path, pairs = share_case("class sums")
-    shard = pairs[0].left.shard
-    assert len({next(iter(path(shard))).events for _ in range(15)}) == 1
+    shard = share_case("class sums")[1][0].left.shard
+    paths = [share_case("class sums")[0] for _ in range(15)]
+    assert len({next(iter(path(shard))).events for path in paths}) == 1
 
 
 # The harness on what is known to tell more

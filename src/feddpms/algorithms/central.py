@@ -5,6 +5,7 @@ number of epochs a round, with the same optimiser made anew each round.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from feddpms.algorithms.fit import fit
@@ -29,8 +30,9 @@ class Central:
         return Message("train", {"model": state.model})
 
     def client(self, ask: Message, me: Client) -> tuple[Message, Memory]:
-        """Train on."""
-        return fit(me, ask.trees["model"]).reply(me), me.memory
+        """Train on; the records themselves are what was sent."""
+        reply = fit(me, ask.trees["model"]).reply(me)
+        return replace(reply, events=reply.events + me.clear("the records themselves")), me.memory
 
     def server(self, state: State, replies: Mapping[int, Message]) -> State:
         """Take the one reply."""

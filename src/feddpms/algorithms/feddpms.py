@@ -136,7 +136,7 @@ class FedDPMS:
         """Train the auto-encoder; a decoder that is not averaged every round stays here."""
         own = {**ask.trees.get("decoder", {}), **me.memory.trees.get("decoder", {})}
         inner = replace(inner, trees={**inner.trees, "model": {**inner.trees["model"], **own}})
-        loss = vae_loss(self.vae, me.secret("latent noise"))
+        loss = vae_loss(self.vae, me.normals("latent noise"))
         memory = me.memory.inner or Memory()
         reply, memory = self.inner.client(inner, replace(me, loss=loss, memory=memory))
         local = {"local": reply.trees["model"]} if me.privacy.release == "paper" else {}

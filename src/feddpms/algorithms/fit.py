@@ -43,7 +43,10 @@ class Fitted:
             return Message(kind, {"model": self.tree}, numbers, self.events + paid)
         numbers["train_loss"] = self.loss
         return Message(
-            kind, {"model": self.tree}, numbers, me.clear("model", "training loss") + paid
+            kind,
+            {"model": self.tree},
+            numbers,
+            me.clear("model", "training loss", "step count") + paid,
         )
 
 

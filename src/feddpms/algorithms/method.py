@@ -12,9 +12,8 @@ from torch import Tensor
 
 from feddpms.errors import ConfigError
 from feddpms.privacy import Account, Privacy, Source, source
-from feddpms.privacy.noise import secret_stream
 from feddpms.rng import Rng
-from feddpms.types import Batch, Event, Loss, Memory, Message, Shard, Task, Tree, settings
+from feddpms.types import Batch, Event, Loss, Memory, Message, Normals, Shard, Task, Tree, settings
 
 
 @dataclass(frozen=True)
@@ -110,12 +109,15 @@ class Client:
 
     def noise(self, purpose: str) -> Source:
         """The source of noise for a purpose."""
-        return source(self.privacy.noise, self.rng.torch("privacy noise", purpose))
+        return source(self.privacy.noise, self.rng.numpy("privacy noise", purpose))
 
-    def secret(self, purpose: str) -> torch.Generator:
-        """A stream that training draws from and nobody else may know, as `noise` is."""
-        secure = self.privacy.noise == "secure"
-        return secret_stream() if secure else self.rng.torch(purpose)
+    def normals(self, purpose: str) -> Normals:
+        """Standard normal numbers for training, which nobody else may know if noise is secure."""
+        if self.privacy.noise == "secure":
+            secret = self.noise(purpose)
+            return lambda like: secret.floating(torch.zeros_like(like), 1.0)
+        stream = self.rng.torch(purpose)
+        return lambda like: torch.randn(like.shape, generator=stream, dtype=like.dtype)
 
     def clear(self, *channels: str) -> tuple[Event, ...]:
         """The events of values that leave this client in the clear."""

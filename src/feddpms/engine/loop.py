@@ -16,6 +16,7 @@ from feddpms.engine.inprocess import Crew, InProcess, one_thread
 from feddpms.engine.workers import Workers
 from feddpms.models import trunk
 from feddpms.privacy import Kept, Ledger
+from feddpms.privacy.mechanism import PAPER, TUNED
 from feddpms.records import RoundRecord
 from feddpms.types import Memory, Message, Shard, Tree, settings
 
@@ -158,10 +159,13 @@ def _round(
 
 
 def _noisy(reply: Message) -> Tree:
-    """What a reply holds if all of it was paid for."""
-    if any(e.mechanism == "none" for e in reply.events):
+    """What a reply holds under noise; the paper's exact counts are left out, its means are not."""
+    clear = {e.channel for e in reply.events if e.mechanism == "none"} - {TUNED}
+    paper = any(e.channel == PAPER for e in reply.events)
+    if clear and not paper:
         return {}
-    return {k: v for tree in reply.trees.values() for k, v in tree.items()}
+    trees = reply.trees.values()
+    return {k: v for tree in trees for k, v in tree.items() if not (paper and k == "counts")}
 
 
 def _visible(method: Method, tree: Tree) -> Tree:

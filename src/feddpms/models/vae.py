@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from feddpms.types import Batch, Loss, settings
+from feddpms.types import Batch, Loss, Normals, settings
 
 
 @settings
@@ -22,7 +22,7 @@ class VaeSettings:
     """standard deviation of the prior of each coordinate of the latent code"""
 
 
-def vae_loss(vae: VaeSettings, eps: torch.Generator) -> Loss:
+def vae_loss(vae: VaeSettings, eps: Normals) -> Loss:
     """Cross entropy + lambda * (KL divergence to the prior + squared reconstruction error).
 
     With q(z|x) = N(mean(x), var(x)) and the prior p(z) = N(m0, s0^2), both diagonal,
@@ -30,7 +30,7 @@ def vae_loss(vae: VaeSettings, eps: torch.Generator) -> Loss:
 
     Args:
         vae: lambda, m0 and s0.
-        eps: stream of the noise in z = mean + s * eps.
+        eps: the noise in z = mean + s * eps.
 
     Returns:
         The loss of a network with `encode`, `decode` and `classify`: sums over coordinates and
@@ -39,8 +39,7 @@ def vae_loss(vae: VaeSettings, eps: torch.Generator) -> Loss:
 
     def loss(net, batch: Batch) -> Tensor:
         mean, log_variance = net.encode(batch.x)
-        noise = torch.randn(mean.shape, generator=eps, dtype=mean.dtype)
-        z = mean + (log_variance / 2).exp() * noise
+        z = mean + (log_variance / 2).exp() * eps(mean)
         classify = F.cross_entropy(net.classify(z), batch.y)
         divergence = gaussian_kl(mean, log_variance, vae).mean()
         rebuild = (net.decode(z) - batch.x).square().flatten(1).sum(1).mean()

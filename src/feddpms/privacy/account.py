@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from feddpms.errors import PrivacyError
 from feddpms.privacy.accountant import epsilon
 from feddpms.privacy.ledger import Entry, Ledger, State
-from feddpms.privacy.mechanism import UPDATES
+from feddpms.privacy.mechanism import TUNED, UPDATES
 from feddpms.privacy.settings import Privacy
 from feddpms.privacy.store import Store
 from feddpms.types import Event, Tree
@@ -89,12 +89,13 @@ class Account:
         Raises:
             PrivacyError: there is a budget, which nothing in the clear can keep.
         """
-        events = tuple(Event(channel, "none") for channel in channels)
+        simulated = self._privacy.noise == "seeded"
+        events = tuple(Event(channel, "none", simulated=simulated) for channel in channels)
         if self._privacy.max_epsilon:
             raise PrivacyError(
                 f"client {self._client} has a budget (privacy.max_epsilon "
                 f"{self._privacy.max_epsilon:g}), and {', '.join(channels)} would leave in the "
-                "clear, which no epsilon covers; nothing was sent: turn on private training and "
+                "clear, which no epsilon covers; it was not sent: turn on private training and "
                 "noisy weights, or lift the budget"
             )
         known = {e.channel for e in self.ledger.events()}
@@ -122,7 +123,7 @@ class Account:
         """The event that voids finite claims if the settings were chosen on private records."""
         if self._privacy.tuned_on == "public":
             return ()
-        return self.in_the_clear(round, "settings tuned on private records")
+        return self.in_the_clear(round, TUNED)
 
     def _before(self, state: State, round: int, channel: str) -> list[Event]:
         """Earlier entries of a channel; of model updates, those of this round."""
@@ -165,7 +166,7 @@ class Account:
             raise PrivacyError(
                 f'client {self._client}: "{event.channel}" in round {round} would bring epsilon '
                 f"per record to {total:.4g} at delta {delta:g}, above the budget "
-                f"(privacy.max_epsilon {budget:g}); nothing was drawn or sent"
+                f"(privacy.max_epsilon {budget:g}); it was not drawn"
             )
 
     def _note_stored(self, round: int, paid: Event) -> None:

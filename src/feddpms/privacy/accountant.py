@@ -40,7 +40,8 @@ def epsilon(events: Iterable[Event], delta: float) -> float:
     relations = {e.neighbours for e in events}
     if len(relations) > 1:
         raise PrivacyError(
-            f"expected events under one neighbouring relation, got {', '.join(map(str, relations))}"
+            "expected events under one neighbouring relation, got "
+            f"{', '.join(sorted(map(str, relations)))}"
         )
     mu2, sampled = 0.0, Counter()
     for e in events:

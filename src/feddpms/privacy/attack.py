@@ -119,21 +119,6 @@ def auc_limit(mu: float) -> float:
     return float(ndtr(mu / math.sqrt(2)))
 
 
-def tpr_limit(epsilon: float, delta: float, fpr: float) -> float:
-    """Highest TPR of any attack on an (epsilon, delta)-private release: e^epsilon FPR + delta.
-
-    Args:
-        epsilon: at least 0, may be infinite.
-        delta: in [0, 1].
-        fpr: false positive rate, in [0, 1].
-
-    Returns:
-        A TPR in [0, 1].
-    """
-    # No FPR above 1e-300 needs more than e^700, and e^710 is too large for a float.
-    return min(1.0, math.exp(min(epsilon, 700.0)) * fpr + delta)
-
-
 def nearest(points: ArrayLike, pool: ArrayLike, chunk: int = 1024) -> np.ndarray:
     """Euclidean distance of each point to the nearest row of a pool.
 

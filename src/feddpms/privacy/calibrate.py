@@ -16,6 +16,9 @@ from feddpms.privacy.accountant import composed
 from feddpms.privacy.settings import Privacy
 from feddpms.types import Neighbours
 
+MOST_STEPS = 1_000_000
+LEAST, MOST_NOISE = 0.2, 1e4
+"""bounds of the noise multipliers of private training"""
 COARSE, FINE = 1e-3, 1e-4
 """grids of the privacy loss: to search with, and to check and account with"""
 
@@ -93,16 +96,30 @@ def training_multiplier(
         neighbours: relation under which it shall hold.
 
     Returns:
-        The multiplier, to a relative precision of 1e-3, never too small.
+        The multiplier, to a relative precision of 1e-3, never too small; at least LEAST, below
+        which it protects nobody and accounting takes minutes, so that run spends less.
+
+    Raises:
+        ConfigError: more than MOST_STEPS steps, or more noise than MOST_NOISE would be needed.
     """
 
     def spent(multiplier: float, interval: float) -> float:
         kinds = ((multiplier, sample_rate, steps),)
         return composed(mu2, kinds, neighbours, target_delta, interval)
 
-    low, high = 0.2, 0.4
+    if steps > MOST_STEPS:
+        raise ConfigError(
+            f"private training: expected at most {MOST_STEPS:,} steps in a run, got {steps:,}; "
+            "lower rounds, local epochs or privacy.training.expected_examples"
+        )
+    low, high = LEAST, 2 * LEAST
     while spent(high, COARSE) > target_epsilon:
         low, high = high, 2 * high
+        if high > MOST_NOISE:
+            raise ConfigError(
+                f"no noise multiplier below {MOST_NOISE:g} keeps {steps:,} steps within epsilon "
+                f"{target_epsilon:g} at delta {target_delta:g}; allow more, or train less"
+            )
     while high / low > 1.0005:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if spent(middle, COARSE) > target_epsilon else (low, middle)

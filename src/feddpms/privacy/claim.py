@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from feddpms.privacy.accountant import epsilon
 from feddpms.privacy.ledger import Ledger
-from feddpms.privacy.mechanism import UPDATES
+from feddpms.privacy.mechanism import PAPER, TUNED, UPDATES
 from feddpms.types import Event
 
 NEIGHBOURS = {
@@ -24,23 +24,33 @@ def claim(ledger: Ledger, delta: float) -> str:
     Returns:
         A few sentences: unit, neighbours, delta, what is covered (at the client that spent most)
         and what is not, and what it rests on. A total over everything that was sent is named only
-        if nothing was in the clear.
+        if nothing was in the clear, and none at all if settings were tuned on private records.
     """
-    clear = sorted({e.channel for e in ledger.events() if e.mechanism == "none"})
-    noisy = _dearest(ledger, delta, {e.channel for e in ledger.events()} - set(clear))
+    channels = {e.channel for e in ledger.events()}
+    clear = {e.channel for e in ledger.events() if e.mechanism == "none"}
+    paper = _dearest(ledger, delta, channels & {PAPER})
+    noisy = _dearest(ledger, delta, channels - clear - {PAPER})
     parts = []
-    if noisy:
-        parts.append(_covered(noisy, delta, everything=not clear))
-    if clear:
+    if TUNED in clear:
         parts.append(
-            f"Not covered, sent in the clear: {', '.join(clear)}; "
-            "so there is no finite total epsilon for the run."
+            "No claim: clips or other settings were chosen by looking at private records, so no "
+            f"finite epsilon holds for {_list(channels - {TUNED})}."
         )
-    if noisy:
-        parts.append(f"It rests on: {'; '.join(_assumptions(noisy, bool(clear)))}.")
-    if any(e.simulated for e in noisy):
+    else:
+        if noisy:
+            parts.append(_covered(noisy, delta, everything=not clear and not paper))
+        if paper:
+            parts.append(_paper(paper, delta))
+        if clear:
+            parts.append(
+                f"Not covered, sent in the clear: {_list(clear)}; "
+                "so there is no finite total epsilon for the run."
+            )
+        if noisy:
+            parts.append(f"It rests on: {'; '.join(_assumptions(noisy, bool(clear)))}.")
+    if any(e.simulated for e in noisy + paper):
         parts.append("Simulated: the noise came from the run's seed, not from a secure source.")
-    return " ".join(parts) or "Nothing that was computed from a client's records left it."
+    return " ".join(parts) or "The ledger is empty: it knows of nothing that left a client."
 
 
 def table(ledger: Ledger, delta: float) -> list[tuple[str, ...]]:
@@ -58,7 +68,7 @@ def table(ledger: Ledger, delta: float) -> list[tuple[str, ...]]:
         multipliers = {f"{e.noise_multiplier:.5g}" for e in events}
         rates = {f"{e.sample_rate:.4g}" for e in events}
         times = str(sum(e.times for e in events))
-        cost = f"{epsilon(events, delta):.4g}"
+        cost = _number(epsilon(events, delta)) + (" of its noise alone" * (channel == PAPER))
         rows.append((channel, "Gaussian", ", ".join(multipliers), times, ", ".join(rates), cost))
     return rows
 
@@ -71,18 +81,25 @@ def _dearest(ledger: Ledger, delta: float, channels: set[str]) -> list[Event]:
 
 def _covered(noisy: list[Event], delta: float, everything: bool) -> str:
     """The sentence on what is covered."""
-    total = epsilon(noisy, delta)
-    channels = " and ".join(sorted({e.channel for e in noisy}))
-    what = "everything a client sent in the whole run" if everything else channels
-    names = f" ({channels})" if everything else ""
+    total, names = epsilon(noisy, delta), {e.channel for e in noisy}
     if math.isinf(total):
-        return f"Not covered: {channels}{names} left without noise."
-    verb = "is" if everything or len({e.channel for e in noisy}) == 1 else "are"
+        return f"Not covered: no finite epsilon for {_list(names)} at delta {delta:g}."
+    what = f"everything a client sent in the whole run ({_list(names)})"
+    verb = "is" if everything else "are together" if len(names) > 1 else "are"
     given = "" if _updates(noisy) else ", for any fixed broadcast model"
     return (
-        f"Covered: {what}{names} {verb} together ({total:.4g}, {delta:g})-differentially private "
-        f"for each record of that client (unit: one record; neighbours: "
+        f"Covered: {what if everything else _list(names)} {verb} ({_number(total)}, {delta:g})-"
+        "differentially private for each record of that client (unit: one record; neighbours: "
         f"{NEIGHBOURS[noisy[0].neighbours or 'add_remove']}){given}."
+    )
+
+
+def _paper(events: list[Event], delta: float) -> str:
+    """The sentence on the paper's release."""
+    return (
+        "Not covered: latent means as in the paper, encoded and chosen by models that the client "
+        "trained on the same records; were those fixed, the noise of all draws would give "
+        f"epsilon {_number(epsilon(events, delta))} at delta {delta:g} per record."
     )
 
 
@@ -99,3 +116,13 @@ def _assumptions(noisy: list[Event], clear: bool) -> Iterable[str]:
 def _updates(noisy: list[Event]) -> bool:
     """Whether training was private."""
     return any(e.channel == UPDATES for e in noisy)
+
+
+def _list(names: Iterable[str]) -> str:
+    """Names with commas between."""
+    return ", ".join(sorted(names))
+
+
+def _number(value: float) -> str:
+    """An epsilon."""
+    return "infinite" if math.isinf(value) else f"{value:.4g}"

@@ -15,11 +15,14 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic import TypeAdapter, ValidationError
 
 from feddpms.errors import PrivacyError
 from feddpms.privacy.mechanism import UPDATES
-from feddpms.types import Event
+from feddpms.types import Event, Neighbours, settings
 
 State = Literal["reserved", "stored", "received"]
 
@@ -110,6 +113,22 @@ class Ledger:
             self._file.close()
 
 
+def of_folder(folder: Path) -> Ledger:
+    """The ledger of a run or of a client, in memory.
+
+    A client's own ledger, which a run with secure noise keeps in `clients/`, knows what was
+    reserved and never arrived; it stands in for what the run's ledger says of that client.
+
+    Raises:
+        PrivacyError: there is none, or one cannot be read.
+    """
+    own = [e for file in sorted(folder.glob("clients/*/ledger.jsonl")) for e in read(file)]
+    known = {e.client for e in own}
+    found = Ledger()
+    found.append(*own, *(e for e in read(folder / "ledger.jsonl") if e.client not in known))
+    return found
+
+
 def read(path: Path) -> list[Entry]:
     """The entries of a ledger's file, without a last line that a killed process left half written.
 
@@ -122,19 +141,49 @@ def read(path: Path) -> list[Entry]:
         raise PrivacyError(
             f"expected a ledger at {path}: {error}; give a folder of a run or of a client"
         ) from None
-    known = {f.name for f in fields(Event)}
     entries = []
     for number, line in enumerate(lines, 1):
         try:
-            values = json.loads(line)
-            event = Event(**{k: v for k, v in values.items() if k in known})
-            entries.append(Entry(values["state"], values["round"], values["client"], event))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            entries.append(_LINES.validate_json(line, strict=True).entry())
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = ".".join(map(str, first["loc"])) or "the line"
             raise PrivacyError(
-                f"expected an entry of a ledger at {path}, line {number}, got something else; "
-                "restore the file, or what was spent is unknown"
+                f"expected an entry of a ledger at {path}, line {number}, got something else "
+                f"({what}: {first['msg']}); restore the file, or what was spent is unknown"
             ) from None
     return entries
+
+
+@settings
+class _Line:
+    """A line as it is read, with the ranges that make its cost well defined."""
+
+    state: State
+    round: Annotated[int, Ge(0)]
+    client: Annotated[int, Ge(0)]
+    channel: Annotated[str, MinLen(1)]
+    mechanism: Literal["gaussian", "none"]
+    noise_multiplier: Annotated[float, Gt(0)] | None
+    l2_sensitivity: Annotated[float, Gt(0)] | None
+    neighbours: Neighbours | None
+    times: Annotated[int, Ge(1)]
+    sample_rate: Annotated[float, Gt(0), Le(1)]
+    simulated: bool
+    digest: str
+
+    def __post_init__(self) -> None:
+        needed = (self.noise_multiplier, self.l2_sensitivity, self.neighbours)
+        if self.mechanism == "gaussian" and None in needed:
+            raise ValueError("a Gaussian event needs its noise, sensitivity and neighbours")
+
+    def entry(self) -> Entry:
+        """The entry."""
+        event = Event(**{f.name: getattr(self, f.name) for f in fields(Event)})
+        return Entry(self.state, self.round, self.client, event)
+
+
+_LINES = TypeAdapter(_Line)
 
 
 def _line(entry: Entry) -> str:

@@ -21,6 +21,10 @@ RESOLUTION = 2.0**-32
 MEANS = "latent means"
 COUNTS = "class histogram"
 UPDATES = "model updates"
+PAPER = "latent means as in the paper"
+"""noise of a known cost on something that no cost covers: see `synthesis.paper`"""
+TUNED = "settings tuned on private records"
+"""nothing that is sent, but what voids every finite claim"""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ class Seeded:
 
     simulated = True
 
-    def __init__(self, stream: torch.Generator):
+    def __init__(self, stream: np.random.Generator):
+        # NumPy's: torch's generators take 32 bits of a seed, too few for streams that never meet.
         self._stream = stream
 
     def discrete(self, value: Tensor, std: float) -> Tensor:
@@ -46,11 +47,12 @@ class Seeded:
 
     def floating(self, value: Tensor, std: float) -> Tensor:
         """Value + std * N(0, I)."""
-        return value + std * torch.randn(value.shape, generator=self._stream, dtype=value.dtype)
+        normals = torch.from_numpy(self._stream.standard_normal(value.numel()))
+        return value + std * normals.view(value.shape).to(value.dtype)
 
     def uniform(self, n: int) -> Tensor:
         """N uniform numbers."""
-        return torch.rand(n, generator=self._stream, dtype=torch.float64)
+        return torch.from_numpy(self._stream.random(n))
 
 
 class Secure:
@@ -98,18 +100,13 @@ class Secure:
         return torch.from_numpy(_uniform(n))
 
 
-def source(kind: Literal["seeded", "secure"], stream: torch.Generator) -> Source:
+def source(kind: Literal["seeded", "secure"], stream: np.random.Generator) -> Source:
     """The source of a kind; a secure one ignores the stream.
 
     Raises:
         ConfigError: a secure source lacks its library.
     """
     return Secure() if kind == "secure" else Seeded(stream)
-
-
-def secret_stream() -> torch.Generator:
-    """A fast stream that starts from operating-system randomness, for what is never sent."""
-    return torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "big") >> 1)
 
 
 def _uniform(n: int) -> np.ndarray:

@@ -17,13 +17,13 @@ class DpTraining:
 
     kind: Literal["none", "dpsgd"] = "none"
     """dpsgd: clip each example's gradient and add noise, in every round of training"""
-    l2_clip: Annotated[float, Gt(0)] = 1.0
+    l2_clip: Annotated[float, Ge(1e-6), Le(1e6)] = 1.0
     """bound C on the l2 norm of one example's gradient"""
     expected_batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
     """public normaliser of a step; with `expected_examples` it sets the sampling rate"""
-    expected_examples: Annotated[int, Ge(1)] = 500
+    expected_examples: Annotated[int, Ge(1), Le(1_000_000_000)] = 500
     """public guess of how many examples a client has; never counted"""
-    release_noise_multiplier: Annotated[float, Gt(0)] = 8.0
+    release_noise_multiplier: Annotated[float, Gt(0), Le(1e6)] = 8.0
     """noise multiplier of the latent means when training takes the rest of the target"""
 
     @property
@@ -41,9 +41,9 @@ class DpTraining:
 class Privacy:
     """Target and shape of what a client releases."""
 
-    target_epsilon: Annotated[float, Gt(0)] = 2.0
+    target_epsilon: Annotated[float, Ge(1e-3), Le(1000)] = 2.0
     """epsilon per record of all noisy channels of a client together, over the whole run"""
-    target_delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
+    target_delta: Annotated[float, Ge(1e-12), Lt(1)] = 1e-5
     """delta of the same"""
     max_epsilon: Annotated[float, Ge(0)] = 0.0
     """budget: a client refuses to send what would cost more, and all in the clear; 0 for none"""
@@ -51,15 +51,15 @@ class Privacy:
     """neighbouring data sets: one record added or removed, or one record replaced by any other"""
     release: Literal["class_sum", "fixed_m_mean", "paper"] = "class_sum"
     """noisy sums over all records of a class; means of m of them; or the paper's, unsound"""
-    l2_clip: Annotated[float, Gt(0)] = 2.0
+    l2_clip: Annotated[float, Ge(1e-6), Le(1e6)] = 2.0
     """class_sum: radius R to which each latent code is clipped around 1/2"""
-    mean_size: Annotated[int, Ge(1)] = 100
+    mean_size: Annotated[int, Ge(1), Le(1_000_000_000)] = 100
     """fixed_m_mean, paper: m, records in the mean of a class"""
-    count_noise_multiplier: Annotated[float, Gt(0)] = 10.0
+    count_noise_multiplier: Annotated[float, Gt(0), Le(1e6)] = 10.0
     """noise multiplier of the class histogram; with add_remove, its noise in records"""
     min_class_count: Annotated[float, Gt(0)] = 20.0
     """a class is released if its noisy count is at least this; also the least divisor of a mean"""
-    paper_sigma: Annotated[float, Gt(0)] = 3.9
+    paper_sigma: Annotated[float, Ge(1e-6), Le(1e6)] = 3.9
     """paper: sigma; each coordinate of a draw gets noise of standard deviation sigma / m"""
     paper_draws: Annotated[int, Ge(1), Le(100_000)] = 50
     """paper: noisy means drawn of each class, before the filter"""

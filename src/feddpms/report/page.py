@@ -199,8 +199,10 @@ def _partition(group: Group, name: str) -> list[Figure]:
     first = min(known, key=lambda folder: folder.run.seed)
     assert first.partition is not None
     caption = f"Examples of each class at each client ({first.run.partition}), seed "
-    caption += f"{first.run.seed}, in per cent of the largest number, in steps of 5. Known only "
-    caption += "because this is a simulation; `feddpms partition` prints the numbers."
+    caption += (
+        f"{first.run.seed}, in per cent of the largest number, to the nearest quarter. Known "
+    )
+    caption += "only because this is a simulation; `feddpms partition` prints the numbers."
     if len({folder.partition for folder in known}) > 1:
         caption += " Other seeds have partitions of their own."
     picture = plots.partition_svg(first.partition.levels, first.run.classes, name)

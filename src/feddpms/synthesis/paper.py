@@ -6,12 +6,10 @@ their class are sent. Classes and counts go in the clear. The ledger says what a
 their vector sensitivity, and names what no epsilon covers.
 """
 
-import math
-
 import torch
 
-from feddpms.privacy import MEANS, Account, Noise, Privacy
-from feddpms.privacy.mechanism import CENTRE, FixedMeans, event, gaussian
+from feddpms.privacy import Account, Noise, Privacy
+from feddpms.privacy.mechanism import CENTRE, PAPER, FixedMeans, event, gaussian
 from feddpms.synthesis.means import encode
 from feddpms.types import Event, Shard, Tree
 
@@ -54,7 +52,7 @@ def paper_release(
     chosen = [int(c) for c in order.sort().values if counts[c] >= privacy.mean_size]
     statistic = FixedMeans(privacy.mean_size, codes.shape[1], privacy.adjacency)
     std = privacy.paper_sigma / privacy.mean_size
-    multiplier, source = std / statistic.l2_sensitivity, noise(MEANS)
+    multiplier, source = std / statistic.l2_sensitivity, noise(PAPER)
 
     def draw() -> Tree:
         exact = statistic.value(codes, shard.y, classes)
@@ -78,15 +76,6 @@ def paper_release(
 
     clear = account.in_the_clear(round, *UNCOVERED)
     tree, paid = account.release(
-        round, event(MEANS, statistic, multiplier, source, times=privacy.paper_draws), draw
+        round, event(PAPER, statistic, multiplier, source, times=privacy.paper_draws), draw
     )
     return tree, paid + clear
-
-
-def true_noise_multiplier(sigma: float, draws: int, latent: int) -> float:
-    """The noise multiplier that the paper's draws of one class amount to together.
-
-    Each draw has noise sigma / m on every coordinate against a vector sensitivity of
-    sqrt(latent) / m, and mu^2 adds over draws.
-    """
-    return sigma / math.sqrt(latent * draws)
