@@ -99,11 +99,11 @@ def test_a_value_that_is_not_finite_is_refused_and_nothing_is_drawn(secure, meas
 
 
 def test_discrete_noise_has_the_size_and_shape_that_was_asked_for(drawn):
-    """Over 64,000 values: 2 % too little or too much is caught."""
+    """Over 64,000 values: 4 % too little or too much is caught, but once in 10^12."""
     assert drawn.size >= 64_000
     assert is_gaussian(drawn, STD)
-    assert not is_gaussian(drawn, STD * 1.02)
-    assert not is_gaussian(drawn, STD * 0.98)
+    assert not is_gaussian(drawn, STD * 1.04)
+    assert not is_gaussian(drawn, STD * 0.96)
 
 
 def test_discrete_noise_is_fresh_on_every_coordinate_of_every_draw(drawn):
@@ -231,8 +231,8 @@ def test_secure_floating_noise_has_the_size_and_shape_that_was_asked_for(secure,
     assert (out.shape, out.dtype) == (value.shape, dtype)
     noise = out.double() - 3
     assert is_gaussian(noise, STD)
-    assert not is_gaussian(noise, STD * 1.02)
-    assert not is_gaussian(noise, STD * 0.98)
+    assert not is_gaussian(noise, STD * 1.04)
+    assert not is_gaussian(noise, STD * 0.96)
     assert correlated(noise[:200]) < 6.5
     assert correlated([noise.ravel()[1:], noise.ravel()[:-1]]) < 5
     assert value.eq(3).all()
