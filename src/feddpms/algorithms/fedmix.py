@@ -33,7 +33,9 @@ class Mixing:
 class FedMix:
     """A training method on examples mixed with other clients' averages."""
 
-    about: ClassVar[About] = About("data", "Yoon et al., ICLR 2021", "averages", per_example=False)
+    about: ClassVar[About] = About(
+        "data", "Yoon et al., ICLR 2021", "averages once, each way", per_example=False
+    )
 
     inner: Chosen = FedAvg()
     """the training method"""
@@ -75,5 +77,4 @@ class FedMix:
         if shared:
             return replace(state, pool={**state.pool, **shared})
         inner = self.inner.server(state.inner, {c: r.inner for c, r in replies.items() if r.inner})
-        known = dict.fromkeys(replies, len(state.pool))
-        return Mixing(inner, state.pool, {**state.sent, **known})
+        return Mixing(inner, state.pool, {**state.sent, **dict.fromkeys(replies, len(state.pool))})

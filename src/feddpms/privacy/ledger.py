@@ -44,6 +44,18 @@ class Entry:
     event: Event
 
 
+def earlier(
+    entries: Iterable[Entry], state: State, client: int, round: int, channel: str
+) -> list[Event]:
+    """A client's events on a channel in one state; of model updates, those of this round."""
+    return [
+        e.event
+        for e in entries
+        if (e.state, e.client, e.event.channel) == (state, client, channel)
+        and (channel != UPDATES or e.round == round)
+    ]
+
+
 class Ledger:
     """Entries, written through to a file if there is one.
 
@@ -75,13 +87,8 @@ class Ledger:
         """
         new: list[Entry] = []
         for event in events:
-            before = [
-                e
-                for e in (*self.entries, *new)
-                if (e.client, e.event.channel) == (client, event.channel)
-                and (event.channel != UPDATES or e.round == round)
-            ]
-            if any(e.event != event for e in before):
+            before = earlier([*self.entries, *new], "received", client, round, event.channel)
+            if any(e != event for e in before):
                 raise PrivacyError(
                     f'client {client} released "{event.channel}" again in round {round} with other '
                     "parameters; one release was what was paid for"

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feddpms.privacy.noise import Source
+from feddpms.privacy.noise import GRID_LOG2, Source
 from feddpms.types import Event, Neighbours
 
 CENTRE = 0.5
 """Public centre of the latent cube [0, 1]^latent."""
-RESOLUTION = 2.0**-32
+RESOLUTION = 2.0**GRID_LOG2
 """Clipped codes are cut to multiples of this, so that sums of them have no rounding error."""
 MEANS = "latent means"
 COUNTS = "class histogram"
