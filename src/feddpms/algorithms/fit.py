@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from feddpms.algorithms.batches import shuffled
+from feddpms.algorithms.flat import Flat
 from feddpms.algorithms.method import Client, Training
 from feddpms.algorithms.private import noisy_gradients, training_event
 from feddpms.privacy import histogram
@@ -101,22 +102,20 @@ def _train(
 ) -> tuple[Tree, int, float]:
     """The loop: trained entries, steps taken, mean loss."""
     net = load(me.net, start).train()
-    named = {k: p for k, p in net.named_parameters() if k in start}
-    optimizer = _optimizer(list(named.values()), me.local, me.lr)
+    flat = Flat({k: p for k, p in net.named_parameters() if k in start})
+    optimizer, correction = _optimizer(flat.vector, me.local, me.lr), flat.like(drift)
     total, steps = torch.zeros((), dtype=torch.float64), 0
-    for value in gradients(net, named):
+    for value in gradients(net, flat):
         if penalty:
             further = penalty(net)
             further.backward()
             value = value + further.detach()
-        for key, g in drift.items():
-            p = named[key]
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            p.grad += g  # in place: a fused optimiser needs the parameter's own memory layout
+        if drift:
+            flat.gradient += correction
         optimizer.step()
         total += value
         steps += 1
+    flat.release()
     state = net.state_dict()
     return {k: state[k].clone() for k in start}, steps, float(total) / max(steps, 1)
 
@@ -124,10 +123,9 @@ def _train(
 def _gradients(me: Client, loss: Loss):
     """Plain gradients: what sets `grad` before each step, and yields the step's loss."""
 
-    def steps(net: Any, named: dict[str, nn.Parameter]) -> Iterator[Tensor]:
+    def steps(net: Any, flat: Flat) -> Iterator[Tensor]:
         for batch in shuffled(me):
-            for parameter in named.values():
-                parameter.grad = None
+            flat.gradient.zero_()
             value = loss(net, batch)
             value.backward()
             yield value.detach()
@@ -144,10 +142,10 @@ def _weight(me: Client) -> tuple[float, tuple[Event, ...]]:
     return max(1.0, float(counts.sum())), events
 
 
-def _optimizer(parameters: list[nn.Parameter], local: Training, lr: float) -> torch.optim.Optimizer:
+def _optimizer(vector: nn.Parameter, local: Training, lr: float) -> torch.optim.Optimizer:
     """A fresh optimiser."""
     if local.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr, weight_decay=local.weight_decay, fused=True)
+        return torch.optim.Adam([vector], lr, weight_decay=local.weight_decay, fused=True)
     return torch.optim.SGD(
-        parameters, lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
+        [vector], lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
     )

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from feddpms.algorithms.batches import poisson
+from feddpms.algorithms.flat import Flat
 from feddpms.algorithms.method import Client, Method
 from feddpms.errors import ConfigError
 from feddpms.privacy import UPDATES, Privacy, calibrate
@@ -68,18 +69,18 @@ def noisy_gradients(me: Client, loss: Loss):
     divisor is public.
     """
 
-    def steps(net: Any, named: dict[str, nn.Parameter]) -> Iterator[Tensor]:
+    def steps(net: Any, flat: Flat) -> Iterator[Tensor]:
         training, noise = me.privacy.training, me.noise("training")
         statistic = GradientSum(training.l2_clip, me.privacy.adjacency)
         multiplier = _multiplier(me, me.local.epochs * training.steps_per_epoch)
         weight = me.synthetic.weight if me.synthetic else 0.0
-        with ClippedGradients(net, training.l2_clip, named) as clipped:
+        with ClippedGradients(net, training.l2_clip, flat.named) as clipped:
             for own, extra in poisson(me):
                 total, value = clipped.sum(loss, own)
-                flat = gaussian(_flat(total), statistic, multiplier, noise)
+                summed = gaussian(_joined(total), statistic, multiplier, noise)
                 if len(extra.y):
-                    flat = flat + weight * _flat(clipped.sum(loss, extra)[0])
-                _set(named, flat / (training.expected_batch_size + weight * len(extra.y)))
+                    summed = summed + weight * _joined(clipped.sum(loss, extra)[0])
+                flat.set(summed / (training.expected_batch_size + weight * len(extra.y)))
                 yield torch.tensor(value)
 
     return steps
@@ -92,16 +93,6 @@ def _multiplier(me: Client, steps: int) -> float:
     return multiplier
 
 
-def _flat(tree: dict[str, Tensor]) -> Tensor:
-    """All entries as one vector, in order."""
+def _joined(tree: dict[str, Tensor]) -> Tensor:
+    """All entries as one vector, in order, each row by row."""
     return torch.cat([value.flatten() for value in tree.values()])
-
-
-def _set(named: dict[str, nn.Parameter], flat: Tensor) -> None:
-    """Give each parameter its part of a gradient, in its own memory layout.
-
-    Torch's fused optimisers read a gradient of another layout in the wrong order.
-    """
-    parts = flat.split([p.numel() for p in named.values()])
-    for p, part in zip(named.values(), parts, strict=True):
-        p.grad = torch.empty_like(p, requires_grad=False).copy_(part.view(p.shape))

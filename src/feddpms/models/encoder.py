@@ -30,5 +30,5 @@ class Encoder(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of images."""
-        return self.layers(2 * x - 1).flatten(1)
+        """Features of images: all channels of a pixel, then those of the next."""
+        return self.layers(2 * x - 1).movedim(1, -1).flatten(1)  # channels_last as it lies
