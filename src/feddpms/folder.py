@@ -5,6 +5,7 @@ cut off, and comes again with the same bytes.
 """
 
 import os
+import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any
 
 from feddpms import records
 from feddpms.algorithms import Method
-from feddpms.engine import Progress
+from feddpms.engine import Progress, Shelf
 from feddpms.engine.checkpoint import dumps, known_types, loads
 from feddpms.errors import RunFolderError
 from feddpms.privacy import Kept, Ledger
 from feddpms.records import Record, RoundRecord
 
 LOG, LEDGER, CHECKPOINT = "records.jsonl", "ledger.jsonl", "checkpoint.safetensors"
+MEMORIES = "memories"
 
 
 class Writing:
@@ -38,6 +40,7 @@ class Writing:
         self._folder = folder
         self._known = {*known_types(method), Progress, Kept}
         first = list(first)
+        self.memories = Shelf(folder / MEMORIES, known_types(method))
         self.progress = self._restore()
         if self.progress and records.read(folder / LOG)[: len(first)] != first:
             raise RunFolderError(
@@ -61,7 +64,12 @@ class Writing:
         records.write(record, self._log)
         os.fsync(self._log.fileno())
         sizes = tuple((self._folder / name).stat().st_size for name in (LOG, LEDGER))
-        value = {"log": sizes[0], "ledger": sizes[1], "progress": progress}
+        value = {
+            "log": sizes[0],
+            "ledger": sizes[1],
+            "memories": self.memories.save(),
+            "progress": progress,
+        }
         records.write_file(self._folder / CHECKPOINT, dumps(value, self._known))
 
     def finish(self, record: Record) -> None:
@@ -88,10 +96,12 @@ class Writing:
                     "less; restore it, or start the run anew"
                 )
             os.truncate(path, value[name])
+        self.memories.restore(value["memories"])
         return value["progress"]
 
 
 def forget_checkpoint(folder: Path) -> None:
-    """Remove the checkpoint of a finished run."""
+    """Remove the checkpoint of a finished run, and then what it names."""
     with suppress(FileNotFoundError):
         (folder / CHECKPOINT).unlink()
+    shutil.rmtree(folder / MEMORIES, ignore_errors=True)

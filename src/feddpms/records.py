@@ -1,8 +1,8 @@
 """The run's log: one JSON object a line in `records.jsonl`. Reports read nothing else.
 
 The first line is a RunRecord, the second a PartitionRecord, then one RoundRecord a round, and
-a PrivacyRecord when the run is finished. Only fields named `seconds` depend on the machine;
-everything else is the same for the same settings.
+a PrivacyRecord when the run is finished. Only the fields `seconds` and `timing` depend on the
+machine; everything else is the same for the same settings.
 """
 
 import json
@@ -75,6 +75,8 @@ class RoundRecord:
         train_loss: mean of the clients' training losses, by number of steps.
         numbers: further sums over the replies, such as local steps or accepted synthetic images.
         seconds: wall time of the round with its evaluation.
+        timing: seconds of it by part (train, synthesis, evaluate, exchange), and
+            `images_per_second` of training, each step taken as a full batch.
         bytes_up: bytes sent by all clients together.
         bytes_down: bytes sent to all clients together.
     """
@@ -88,6 +90,7 @@ class RoundRecord:
     train_loss: float
     numbers: Mapping[str, float] = field(default_factory=dict)
     seconds: float
+    timing: Mapping[str, float] = field(default_factory=dict)
     bytes_up: int
     bytes_down: int
 

@@ -22,6 +22,7 @@ from feddpms.algorithms.private import require_private_training
 from feddpms.config import Run
 from feddpms.data import Dataset, counts, describe, levels, load, split, table
 from feddpms.engine import Crew, Outcome, Progress, Workers, cores, simulate
+from feddpms.engine.loop import size_of_cohort
 from feddpms.errors import ConfigError, RunFolderError
 from feddpms.folder import CHECKPOINT, Writing, forget_checkpoint
 from feddpms.models import build, trunk
@@ -324,7 +325,7 @@ def _workers(
     """Worker processes for runs of this length; None where they would not pay for their start."""
     if count is None:
         passes = examples * settings.local.epochs * settings.rounds * runs
-        cohort = max(1, round(settings.engine.cohort * settings.partition.clients))
+        cohort = size_of_cohort(settings.engine.cohort, settings.partition.clients)
         count = min(cores(), cohort) if passes > WORTH_WORKERS else 1
     if count < 1:
         raise ConfigError(f"--workers: expected auto or a number above 0, got {count}")
@@ -402,8 +403,8 @@ def _simulate(
         if on_round:
             on_round(record)
 
-    begin = writing.progress if writing else None
-    return simulate(crew, settings.engine, ledger, note, workers, begin)
+    begin, memories = (writing.progress, writing.memories) if writing else (None, None)
+    return simulate(crew, settings.engine, ledger, note, workers, begin, memories)
 
 
 def _result(
@@ -434,29 +435,43 @@ def _finish(folder: Path, outcome: Outcome, images: dict[str, Tensor], noise: st
 def sheet(data: Dataset, memories: Mapping[int, Memory]) -> dict[str, Tensor]:
     """Test images and synthetic images by class, as bytes; empty if no method made any.
 
+    Of each client a few of a class, so that no more than one memory is looked at a time.
+
     Returns:
         `real` and `synthetic` uint8 [classes, SHEET, channels, height, width], and
         `synthetic_count` int64 [classes].
     """
-    made = [m.synthetic for _, m in sorted(memories.items()) if m.synthetic is not None]
-    if not any(map(len, made)):
+    classes, pool = len(data.classes), list[Shard]()
+    for client in sorted(memories):
+        made = memories[client].synthetic
+        if made is not None and len(made):
+            pool.append(_few(made, classes, -(-10 * SHEET // len(memories))))
+    if not pool:
         return {}
-    pool = Shard(torch.cat([s.x for s in made]), torch.cat([s.y for s in made]))
-    real, _ = _rows(data.test, len(data.classes))
-    synthetic, filled = _rows(pool, len(data.classes))
+    real, _ = _rows(data.test, classes)
+    every = Shard(torch.cat([s.x for s in pool]), torch.cat([s.y for s in pool]))
+    synthetic, filled = _rows(every, classes)
     return {"real": real, "synthetic": synthetic, "synthetic_count": filled}
 
 
 def _rows(shard: Shard, classes: int) -> tuple[Tensor, Tensor]:
     """Up to SHEET images of each class, evenly taken, and how many there are."""
+    few = _few(shard, classes, SHEET)
     rows = torch.zeros(classes, SHEET, *shard.x.shape[1:], dtype=torch.uint8)
-    filled = torch.zeros(classes, dtype=torch.int64)
+    filled = torch.bincount(few.y, minlength=classes)
+    for c in range(classes):
+        rows[c, : int(filled[c])] = (few.x[few.y == c] * 255).round().to(torch.uint8)
+    return rows, filled
+
+
+def _few(shard: Shard, classes: int, most: int) -> Shard:
+    """Up to `most` examples of each class, evenly taken."""
+    kept = []
     for c in range(classes):
         places = (shard.y == c).nonzero().flatten()
-        places = places[:: max(1, len(places) // SHEET)][:SHEET]
-        rows[c, : len(places)] = (shard.x[places] * 255).round().to(torch.uint8)
-        filled[c] = len(places)
-    return rows, filled
+        kept.append(places[:: max(1, len(places) // most)][:most])
+    chosen = torch.cat(kept)
+    return Shard(shard.x[chosen], shard.y[chosen])
 
 
 def _shape(data: Dataset) -> tuple[int, int, int]:

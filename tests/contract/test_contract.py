@@ -205,7 +205,9 @@ def test_feddpms_without_synthetic_examples_is_its_inner_method(inner):
     memories = {me.id: method.client(ask, me)[1].inner for ask, me, _ in after_vae}
     shards = dict(enumerate(three_shards()))
     crew = Crew(inner, shards, unseen(), small_net(), TASK, LOCAL, LOOSE, Rng(0))
-    grid = InProcess(crew, memories=memories)
+    grid = InProcess(crew)
+    for number, memory in memories.items():
+        grid.memories.put(number, memory, round=2)
     for number in (3, 4):
         asks = {c: inner.ask(own, c, number) for c in range(3)}
         own = inner.server(own, grid.ask_all(asks, number))

@@ -4,6 +4,7 @@ from feddpms.engine.evaluate import Score, evaluate
 from feddpms.engine.grid import Grid
 from feddpms.engine.inprocess import Crew, InProcess
 from feddpms.engine.loop import Engine, Outcome, Progress, simulate
+from feddpms.engine.shelf import Shelf
 from feddpms.engine.workers import Workers, cores
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Outcome",
     "Progress",
     "Score",
+    "Shelf",
     "Workers",
     "cores",
     "evaluate",

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from feddpms.algorithms import Client, Method, Training
 from feddpms.algorithms.fit import load
+from feddpms.clock import Spent, clock
 from feddpms.engine.evaluate import PART, Score, Tally, tally, total
+from feddpms.engine.shelf import Shelf
 from feddpms.engine.workers import Job, Workers
 from feddpms.privacy import Account, Kept, Privacy
 from feddpms.rng import Rng
@@ -54,13 +56,15 @@ class InProcess:
     Attributes:
         crew: what they need.
         workers: processes to use; None for this one alone.
-        memories: what each client keeps.
+        memories: what the clients keep.
+        spent: seconds of the clients' work by part, all processes together.
         accounts: the clients' accounts that are kept in memory.
     """
 
     crew: Crew
     workers: Workers | None = None
-    memories: dict[int, Memory] = field(default_factory=dict)
+    memories: Shelf = field(default_factory=Shelf)
+    spent: Spent = field(default_factory=Spent)
     accounts: dict[int, Account] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,8 +82,9 @@ class InProcess:
         ]
         answers = dict(zip(order, self._do(jobs), strict=True))
         for client in sorted(answers):
-            _, memory, account = answers[client]
-            self.memories[client] = memory
+            _, memory, account, spent = answers[client]
+            self.memories.put(client, memory, round)
+            self.spent.update(spent)
             if account:
                 self.accounts[client] = account
         return {client: answers[client][0] for client in sorted(answers)}
@@ -104,9 +109,8 @@ class InProcess:
         """The accounts that are kept in memory, to be written down."""
         return {client: account.kept() for client, account in sorted(self.accounts.items())}
 
-    def restore(self, memories: Mapping[int, Memory], accounts: Mapping[int, Kept]) -> None:
-        """Take up what the clients kept."""
-        self.memories = dict(memories)
+    def restore(self, accounts: Mapping[int, Kept]) -> None:
+        """Take up the accounts that were kept in memory."""
         privacy = self.crew.privacy
         self.accounts = {c: Account.restored(privacy, c, kept) for c, kept in accounts.items()}
 
@@ -140,11 +144,11 @@ def settled(
 
 def answer(
     crew: Crew, client: int, ask: Message, round: int, memory: Memory, account: Account | None
-) -> tuple[Message, Memory, Account | None]:
-    """One client's reply, its new memory, and its account if that is kept in memory."""
+) -> tuple[Message, Memory, Account | None, Spent]:
+    """One client's reply, its new memory, its account if that is kept in memory, and seconds."""
     secure = crew.folder if crew.privacy.noise == "secure" else None
     own = account or Account(crew.privacy, client, secure / str(client) if secure else None)
-    with closing(own):
+    with closing(own), clock.part("synthesis" if ask.kind == "share" else "train"):
         me = Client(
             id=client,
             shard=crew.shards[client],
@@ -159,7 +163,7 @@ def answer(
             memory=memory,
         )
         reply, memory = crew.method.client(ask, me)
-    return reply, memory, None if secure else own
+    return reply, memory, None if secure else own, clock.taken()
 
 
 def scored(crew: Crew, tree: Tree, start: int, stop: int) -> list[Tally]:

@@ -10,9 +10,12 @@ import torch
 from annotated_types import Gt, Le
 
 from feddpms.algorithms import Method
+from feddpms.clock import clock
+from feddpms.engine.checkpoint import known_types
 from feddpms.engine.evaluate import Score, average
 from feddpms.engine.grid import Grid, size, unfold
 from feddpms.engine.inprocess import Crew, InProcess, one_thread
+from feddpms.engine.shelf import Shelf
 from feddpms.engine.workers import Workers
 from feddpms.models import trunk
 from feddpms.privacy import Kept, Ledger
@@ -38,7 +41,7 @@ class Outcome:
     Attributes:
         model: the final global model (the initial one for `local`, whose models stay at clients).
         rounds: one record a round.
-        memories: what each client keeps.
+        memories: what the clients keep.
         released: what each client shared under noise, as anyone on the way saw it; what it shared
             in the clear is not kept.
     """
@@ -56,14 +59,12 @@ class Progress:
     Attributes:
         round: the last round that is done.
         state: what the server remembers.
-        memories: what each client keeps.
         accounts: the accounts that are kept in memory.
         released: as in `Outcome`.
     """
 
     round: int
     state: Any
-    memories: Mapping[int, Memory]
     accounts: Mapping[int, Kept]
     released: Mapping[int, Tree]
 
@@ -78,6 +79,7 @@ def simulate(
     on_round: OnRound = lambda record, progress: None,
     workers: Workers | None = None,
     begin: Progress | None = None,
+    memories: Shelf | None = None,
 ) -> Outcome:
     """Run a method over clients that live on this machine.
 
@@ -89,6 +91,8 @@ def simulate(
         on_round: called after each round with its record, and with what it takes to go on.
         workers: processes to use; the result is the same without.
         begin: go on after this round; None to begin.
+        memories: where what the clients keep is, with what they kept before this round; None for a
+            temporary place.
 
     Returns:
         What it ends with; of the rounds, those run now.
@@ -99,23 +103,28 @@ def simulate(
     method = crew.method
     if method.about.scope == "pooled":
         crew = _pooled(crew)
-    grid, task, records = InProcess(crew, workers), crew.task, []
+    memories = Shelf(known=known_types(method)) if memories is None else memories
+    memories.room = size_of_cohort(engine.cohort, len(crew.shards))
+    grid, task, records = InProcess(crew, workers, memories), crew.task, []
     if begin:
         state, released, done = begin.state, dict(begin.released), begin.round
-        grid.restore(begin.memories, begin.accounts)
+        grid.restore(begin.accounts)
     else:
         initial = {k: v.clone() for k, v in crew.net.state_dict().items()}
         state, released, done = method.start(_visible(method, initial), task), {}, 0
     with one_thread():
         for number in range(done + 1, task.rounds + 1):
             began = time.perf_counter()
-            cohort = _cohort(engine.cohort, len(crew.shards), crew.rng.numpy("cohort", number))
+            cohort = _cohort(memories.room, len(crew.shards), crew.rng.numpy("cohort", number))
             state, exchange = _round(method, state, grid, cohort, number, ledger)
             released |= exchange.released
-            score = _score(method, state, grid)
-            records.append(_record(number, exchange, score, time.perf_counter() - began))
-            on_round(records[-1], Progress(number, state, grid.memories, grid.kept(), released))
-    return Outcome(state.model, tuple(records), grid.memories, released)
+            with clock.part("evaluate"):
+                score = _score(method, state, grid)
+            record = _record(number, exchange, score, time.perf_counter() - began)
+            records.append(replace(record, timing=_timing(crew, grid, record)))
+            on_round(records[-1], Progress(number, state, grid.kept(), released))
+            memories.tidy()
+    return Outcome(state.model, tuple(records), memories, released)
 
 
 def _pooled(crew: Crew) -> Crew:
@@ -173,19 +182,44 @@ def _visible(method: Method, tree: Tree) -> Tree:
     return tree if method.about.generative else trunk(tree)
 
 
-def _cohort(share: float, clients: int, rng) -> list[int]:
-    """The clients of a round, in order; all of them for a share of 1."""
-    n = max(1, round(share * clients))
-    return sorted(rng.choice(clients, n, replace=False).tolist())
+def size_of_cohort(share: float, clients: int) -> int:
+    """How many clients take part in a round; all of them for a share of 1."""
+    return max(1, round(share * clients))
+
+
+def _cohort(size: int, clients: int, rng) -> list[int]:
+    """The clients of a round, in order."""
+    return sorted(rng.choice(clients, size, replace=False).tolist())
 
 
 def _score(method: Method, state: Any, grid: InProcess) -> Score:
     """Score of the global model, or mean score of the clients' own models."""
     if method.about.scope != "local":
         return grid.score([state.model])[0]
-    clients, memories = range(grid.crew.task.clients), grid.memories
-    own = [memories.get(c, Memory()).trees.get("model", state.model) for c in clients]
-    return average(grid.score(own))
+    clients, scores = range(grid.crew.task.clients), list[Score]()
+    room = grid.memories.room or len(clients)  # no more models in memory than those of a cohort
+    for first in clients[::room]:
+        kept = [grid.memories.get(c, Memory()) for c in clients[first : first + room]]
+        scores += grid.score([memory.trees.get("model", state.model) for memory in kept])
+    return average(scores)
+
+
+def _timing(crew: Crew, grid: InProcess, record: RoundRecord) -> dict[str, float]:
+    """Seconds of a round by part; `exchange` is what no part accounts for.
+
+    Of several processes that work side by side, each counts for its share. `images_per_second` is
+    of training, each step taken as a full batch, since true sizes are the clients' own.
+    """
+    processes = grid.workers.count if grid.workers else 1
+    parts = {k: grid.spent[k] / processes for k in ("train", "synthesis")}
+    parts["evaluate"] = clock.taken()["evaluate"]
+    parts["exchange"] = max(0.0, record.seconds - sum(parts.values()))
+    training = crew.privacy.training
+    size = crew.local.batch_size if training.kind == "none" else training.expected_batch_size
+    grid.spent.clear()
+    if parts["train"]:
+        parts["images_per_second"] = record.numbers["steps"] * size / parts["train"]
+    return parts
 
 
 def _record(number: int, exchange: _Exchange, score: Score, seconds: float) -> RoundRecord:

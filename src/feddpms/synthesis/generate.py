@@ -7,6 +7,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
+from feddpms.clock import clock
 from feddpms.types import Shard, Tree, settings
 
 
@@ -49,10 +50,11 @@ def extend(
 
     Args: `old` is what was made before; the others as for `generate`.
     """
-    made = generate(net, matched, drawing, rng)
-    shard = made.shard
-    if old is not None:
-        shard = Shard(torch.cat([old.x, shard.x]), torch.cat([old.y, shard.y]), shard.weight)
+    with clock.part("synthesis"):
+        made = generate(net, matched, drawing, rng)
+        shard = made.shard
+        if old is not None:
+            shard = Shard(torch.cat([old.x, shard.x]), torch.cat([old.y, shard.y]), shard.weight)
     return shard, {"synthetic_tried": made.tried, "synthetic_kept": made.accepted}
 
 
