@@ -442,6 +442,7 @@ class _Progress:
             TextColumn("round {task.fields[round]}"),
             TextColumn("accuracy {task.fields[accuracy]}"),
             TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[speed]} images/s"),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
             disable=not console.is_terminal,
@@ -457,7 +458,7 @@ class _Progress:
 
         name = f"{method_name(run.method)} seed {run.seed}"
         task = self.bar.add_task(
-            name, total=run.rounds, round=f"0/{run.rounds}", accuracy="-", loss="-"
+            name, total=run.rounds, round=f"0/{run.rounds}", accuracy="-", loss="-", speed="-"
         )
 
         def show(record: "RoundRecord") -> None:
@@ -467,6 +468,7 @@ class _Progress:
                 round=f"{record.round}/{run.rounds}",
                 accuracy=f"{record.test_accuracy:.1%}",
                 loss=f"{record.test_loss:.3f}",
+                speed=f"{record.timing.get('images_per_second', 0):,.0f}",
             )
 
         return show

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.small import blobs
 
 from feddpms.algorithms import FedAvg
 from feddpms.engine import Shelf
 from feddpms.engine.checkpoint import known_types
 from feddpms.errors import RunFolderError
 from feddpms.types import Memory, Shard
-from tests.small import blobs
 
 KNOWN = known_types(FedAvg())
 
@@ -21,7 +21,8 @@ def memory(number: int) -> Memory:
 
 
 def equal(one: Memory, other: Memory) -> bool:
-    assert isinstance(one.synthetic, Shard) and isinstance(other.synthetic, Shard)
+    assert isinstance(one.synthetic, Shard)
+    assert isinstance(other.synthetic, Shard)
     return (
         torch.equal(one.trees["model"]["w"], other.trees["model"]["w"])
         and torch.equal(one.synthetic.x, other.synthetic.x)
@@ -39,7 +40,8 @@ def test_every_memory_comes_back_whatever_the_room(tmp_path):
         for client in range(5):
             shelf.put(client, memory(client), 1)
         shelf.put(2, memory(20), 2)
-        assert list(shelf) == [0, 1, 2, 3, 4] and len(shelf) == 5
+        assert list(shelf) == [0, 1, 2, 3, 4]
+        assert len(shelf) == 5
         for client in (4, 2, 0, 2, 1, 3):
             assert equal(shelf[client], memory(20 if client == 2 else client))
 
@@ -84,7 +86,8 @@ def test_what_a_checkpoint_names_stays_until_the_next_one(tmp_path):
     assert {f"{c}-{r}.safetensors" for c, r in named.items()} <= set(names(tmp_path))
     again = Shelf(tmp_path, KNOWN, 1)
     again.restore(named)
-    assert equal(again[0], memory(0)) and equal(again[1], memory(1))
+    assert equal(again[0], memory(0))
+    assert equal(again[1], memory(1))
     assert names(tmp_path) == ["0-1.safetensors", "1-1.safetensors"]
 
 
@@ -119,11 +122,13 @@ def test_two_exchanges_of_a_round_share_a_file(tmp_path):
 def test_nothing_is_kept_of_an_empty_memory(tmp_path):
     shelf = Shelf(tmp_path, KNOWN, 1)
     shelf.put(0, Memory(inner=Memory()), 1)
-    assert len(shelf) == 0 and shelf.save() == {}
+    assert len(shelf) == 0
+    assert shelf.save() == {}
     shelf.put(0, memory(0), 1)
     shelf.save()
     shelf.put(0, Memory(), 2)
-    assert len(shelf) == 0 and shelf.save() == {}
+    assert len(shelf) == 0
+    assert shelf.save() == {}
     assert names(tmp_path) == ["0-1.safetensors"]  # the last checkpoint may name it
     shelf.tidy()
     assert names(tmp_path) == []

@@ -2,6 +2,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -226,3 +227,24 @@ def test_a_browser_shows_the_page_from_the_file_system(three: Path, tmp_path: Pa
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.count("<svg ") == 5
     assert "Where time and bytes went" in done.stdout
+
+
+def test_the_page_says_where_the_time_went(html: str):
+    cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", html)
+    start = cells.index("images/s")
+    assert cells[start - 6 : start] == [
+        "method",
+        "phase",
+        "train",
+        "synthesis",
+        "evaluate",
+        "exchange",
+    ]
+    table = [cells[i : i + 7] for i in range(start + 1, start + 1 + 4 * 7, 7)]
+    assert ["fedavg", "train", "80%", "0%", "10%", "10%", "5,110"] in table
+    assert ["feddpms", "classify", "80%", "4%", "10%", "6%", "5,110"] in table
+
+
+def test_a_run_that_did_not_note_its_time_has_no_such_table(make: Maker):
+    folder = make(change=lambda lines: [replace(r, timing={}) for r in lines])
+    assert "images/s" not in page(find([folder]), "one run")

@@ -242,6 +242,9 @@ def _difference(row: Row, reference: Row) -> Difference | None:
     return Difference(s.mean, s.sd, s.n, s.mean - half, s.mean + half)
 
 
+PARTS = ("train", "synthesis", "evaluate", "exchange")
+"""of a round's time; what no other part accounts for is `exchange`"""
+
 # How numbers are written: the same in the terminal, in Markdown and on the page.
 
 

@@ -177,6 +177,8 @@ def _check(
         values = (r.test_accuracy, r.test_loss, r.train_loss, r.seconds, r.bytes_up, r.bytes_down)
         if not all(isinstance(v, int | float) for v in (*values, *r.per_class_accuracy)):
             raise ValueError(f"a value of round {r.round} is not a number")
+        if not all(isinstance(v, int | float) for v in r.timing.values()):
+            raise ValueError(f"a time of round {r.round} is not a number")
 
 
 def _settings(file: Path) -> dict[str, Any]:

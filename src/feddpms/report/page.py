@@ -119,6 +119,7 @@ def _group(group: Group, name: str) -> dict[str, Any]:
         "costs": (costs, cost_rows),
         "bytes": _bytes(group, f"{name}-bytes"),
         "phases": [line for row in group.rows for line in _phases(row)],
+        "times": [line for row in group.rows for line in _times(row)],
         "settings": _settings(group),
     }
 
@@ -354,6 +355,21 @@ def _phases(row: Row) -> list[list[str]]:
                 compare.duration(mean(sum(r.seconds for r in rounds) for rounds in runs)),
             ]
         )
+    return lines
+
+
+def _times(row: Row) -> list[list[str]]:
+    """What took the time, by phase, over the runs; of runs that did not say, nothing."""
+    lines: list[list[str]] = []
+    rounds = [r for run in row.runs for r in run.rounds if r.timing]
+    for phase in dict.fromkeys(r.phase for r in rounds):
+        timings = [r.timing for r in rounds if r.phase == phase]
+        spent = {part: sum(t.get(part, 0.0) for t in timings) for part in compare.PARTS}
+        images = sum(t.get("images_per_second", 0.0) * t.get("train", 0.0) for t in timings)
+        speed = images / spent["train"] if spent["train"] else None
+        whole = sum(spent.values()) or 1.0
+        shares = [f"{seconds / whole:.0%}" for seconds in spent.values()]
+        lines.append([row.label, phase, *shares, compare.count(speed)])
     return lines
 
 
