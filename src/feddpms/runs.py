@@ -18,6 +18,7 @@ from torch import Tensor
 import feddpms
 from feddpms import config, records
 from feddpms.algorithms import FedDPMS
+from feddpms.algorithms.precision import require_precision
 from feddpms.algorithms.private import require_private_training
 from feddpms.config import Run
 from feddpms.data import Dataset, counts, describe, levels, load, split, table
@@ -214,6 +215,7 @@ def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
     net = build(_shape(data), len(data.classes), settings.net, rng.at("initial weights"))
     task = Task(len(data.classes), len(shards), settings.rounds, net.latent)
     settings.method.start({}, task)  # complains about settings that do not fit the run
+    require_precision(settings.local, settings.privacy.training.kind != "none")
     if train:
         _check_privacy(settings)
     first = RunRecord(

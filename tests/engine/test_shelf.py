@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.small import blobs
 
 from feddpms.algorithms import FedAvg
 from feddpms.engine import Shelf
 from feddpms.engine.checkpoint import known_types
 from feddpms.errors import RunFolderError
 from feddpms.types import Memory, Shard
+from small import blobs
 
 KNOWN = known_types(FedAvg())
 

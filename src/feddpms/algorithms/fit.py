@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from feddpms.algorithms.batches import shuffled
 from feddpms.algorithms.flat import Flat
-from feddpms.algorithms.method import Client, Training
+from feddpms.algorithms.method import Client
+from feddpms.algorithms.precision import precision
 from feddpms.algorithms.private import noisy_gradients, training_event
 from feddpms.privacy import histogram
 from feddpms.types import Event, Loss, Message, Tree
@@ -103,7 +104,7 @@ def _train(
     """The loop: trained entries, steps taken, mean loss."""
     net = load(me.net, start).train()
     flat = Flat({k: p for k, p in net.named_parameters() if k in start})
-    optimizer, correction = _optimizer(flat.vector, me.local, me.lr), flat.like(drift)
+    optimizer, correction = flat.optimizer(me.local, me.lr), flat.like(drift)
     total, steps = torch.zeros((), dtype=torch.float64), 0
     for value in gradients(net, flat):
         if penalty:
@@ -126,7 +127,8 @@ def _gradients(me: Client, loss: Loss):
     def steps(net: Any, flat: Flat) -> Iterator[Tensor]:
         for batch in shuffled(me):
             flat.gradient.zero_()
-            value = loss(net, batch)
+            with precision(me.local):
+                value = loss(net, batch)
             value.backward()
             yield value.detach()
 
@@ -140,12 +142,3 @@ def _weight(me: Client) -> tuple[float, tuple[Event, ...]]:
     paid = (me.privacy, me.account, me.noise, me.round)
     counts, events = histogram(me.shard.y, me.task.classes, *paid)
     return max(1.0, float(counts.sum())), events
-
-
-def _optimizer(vector: nn.Parameter, local: Training, lr: float) -> torch.optim.Optimizer:
-    """A fresh optimiser."""
-    if local.optimizer == "adam":
-        return torch.optim.Adam([vector], lr, weight_decay=local.weight_decay, fused=True)
-    return torch.optim.SGD(
-        [vector], lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
-    )

@@ -59,6 +59,8 @@ class Training:
     """of sgd"""
     weight_decay: Annotated[float, Ge(0)] = 0.0
     """l2 penalty in the gradient"""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """of convolutions and matrix products in a loss and its gradient; weights stay float32"""
 
     def lr_at(self, round: int) -> float:
         """Learning rate of a round (1..rounds)."""
