@@ -128,9 +128,10 @@ def test_a_weight_does_not_change_when_another_part_does():
 
 
 def test_weights_of_different_layers_are_different_draws():
-    net = make()
-    scale = net.mean.weight.abs().max() / net.log_variance.weight.abs().max()
-    assert not torch.allclose(net.mean.weight, scale * net.log_variance.weight, atol=1e-3)
+    net = make(settings=NetSettings(width=0.25, latent=6, hidden=6))
+    one, other = net.classifier.body[0].weight, net.log_variance.weight
+    assert one.shape == other.shape
+    assert not torch.allclose(one, other, atol=1e-3)
 
 
 @every_shape
@@ -179,3 +180,11 @@ def test_split_gives_everything_once():
     assert set(rest) | set(decoder) == set(tree)
     assert not set(rest) & set(decoder)
     assert any(k.startswith("log_variance.") for k in rest)
+
+
+def test_the_log_variance_is_read_from_what_enters_the_mean():
+    net = make().eval()
+    with torch.no_grad():
+        mean, log_variance = net.encode(images((1, 8, 8)))
+        assert torch.allclose(log_variance, net.log_variance(mean.logit()), atol=1e-4)
+    assert net.log_variance.weight.numel() == net.latent**2

@@ -40,7 +40,8 @@ class NetSettings:
 class Vae(nn.Module):
     """A variational auto-encoder with a classifier on its latent code (paper, section 3.2).
 
-    The latent mean is a sigmoid, so codes lie in [0, 1]^latent. Classifier and decoder see them
+    The latent mean is a sigmoid, so codes lie in [0, 1]^latent; the log-variance is read from what
+    enters it, since a head on the features would be as large as all that predicts. Classifier and decoder see them
     moved to mean 0 and variance 1 as if they were uniform: raw, they start near one point, and
     learning is slow.
     """
@@ -56,14 +57,14 @@ class Vae(nn.Module):
         self.latent = settings.latent or (32 if channels == 1 else 128)
         self.encoder = Encoder(channels, (side[0], side[1]), width, settings.norm)
         self.mean = nn.Linear(self.encoder.size, self.latent)
-        self.log_variance = nn.Linear(self.encoder.size, self.latent)
+        self.log_variance = nn.Linear(self.latent, self.latent)
         self.decoder = Decoder(self.latent, channels, (side[0], side[1]), width, settings.norm)
         self.classifier = Classifier(self.latent, settings.hidden, classes)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean in [0, 1] and log-variance of the code of images, each [b, latent]."""
-        h = self.encoder(x)
-        return self.mean(h).sigmoid(), self.log_variance(h).clamp(*LOG_VARIANCE)
+        mean = self.mean(self.encoder(x))
+        return mean.sigmoid(), self.log_variance(mean).clamp(*LOG_VARIANCE)
 
     def code(self, x: Tensor) -> Tensor:
         """Mean of the code of images [b, latent]."""
