@@ -316,12 +316,14 @@ def synthesise(w, k, releases):
         c: [releases[j][1][c] for j in range(3) if j != k and c in releases[j][1]] for c in need
     }
     kept = {c: [] for c, means in sources.items() if means}
+    positive = np.clip(counts, 0, None)
+    amount = {c: min(DRAWING.per_class, max(1, round(positive.mean() - positive[c]))) for c in kept}
     noise = stream(k, 2).torch("synthesis")
     for _ in range(DRAWING.tries):
         wanted = [
             (c, sources[c][i % len(sources[c])])
             for c in kept
-            for i in range(DRAWING.per_class - len(kept[c]))
+            for i in range(amount[c] - len(kept[c]))
         ]
         if not wanted:
             break

@@ -154,6 +154,7 @@ def test_without_noise_second_moments_give_the_spread():
 def test_released_spreads_are_those_of_the_draws():
     net = small_net()
     matched = {"classes": torch.tensor([1]), "means": torch.full((1, 6), 0.5)}
+    matched["deficits"] = torch.tensor([4])
     matched["spreads"] = torch.full((1, 6), 1e-6)
     drawing = Drawing(per_class=4, spread="released")
     tight = generate(net, matched, drawing, torch.Generator().manual_seed(0)).shard.x

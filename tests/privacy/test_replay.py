@@ -207,6 +207,7 @@ def share_path(
 def matched(released: bool) -> Tree:
     """Means of other clients' releases."""
     tree = {"classes": torch.tensor([0, 2, 2]), "means": torch.rand(3, 6, generator=Rng(0).torch())}
+    tree["deficits"] = torch.tensor([5, 2, 2])
     return {**tree, "spreads": torch.full((3, 6), 0.1)} if released else tree
 
 

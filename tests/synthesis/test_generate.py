@@ -40,7 +40,8 @@ class Never(Sorter):
 def matched(*classes, inside=0.5):
     """Means in the middle of the quarters of these classes, told apart by the second number."""
     rows = [[(c + inside) / CLASSES, (i + 1) / 10, 0.9] for i, c in enumerate(classes)]
-    return {"classes": torch.tensor(classes), "means": torch.tensor(rows)}
+    deficits = torch.full((len(classes),), 10_000)
+    return {"classes": torch.tensor(classes), "means": torch.tensor(rows), "deficits": deficits}
 
 
 def stream(seed=0):
@@ -111,6 +112,14 @@ def test_several_means_of_a_class_are_used_in_turn(per_class, shares):
     made = make((1, 1, 1), spread=0, per_class=per_class)
     seconds = made.shard.x[:, 0, 0, 1]
     assert [int(torch.isclose(seconds, torch.tensor(v)).sum()) for v in (0.1, 0.2, 0.3)] == shares
+
+
+@pytest.mark.parametrize(("amount", "expected"), [("deficit", [4, 1, 6]), ("per_class", [6] * 3)])
+def test_a_class_is_filled_to_its_deficit_or_to_the_number_for_every_class(amount, expected):
+    means = matched(0, 1, 1, 3, inside=0.5)
+    means["deficits"] = torch.tensor([4, 1, 1, 50])
+    made = generate(Sorter(), means, Drawing(per_class=6, spread=0, amount=amount), stream())
+    assert made.shard.y.bincount(minlength=4)[[0, 1, 3]].tolist() == expected
 
 
 def test_each_class_draws_around_its_own_means():

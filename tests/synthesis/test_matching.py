@@ -70,6 +70,17 @@ def test_a_match_carries_the_mean_of_each_source():
     assert got["means"].tolist() == [[1, 1], [1, 2], [2, 2]]
 
 
+def test_a_match_says_how_many_examples_a_client_lacks_to_its_mean_count():
+    bank = bank_of([0], [1, 2], [2])
+    bank[0]["counts"] = torch.tensor([90.0, 0.0, -30.0, 90.6, 20.0])  # the mean is 40.12
+    got = match(Matching(), 0, bank, NOTHING)
+    assert got["deficits"].tolist() == [40, 40, 40]
+    bank[0]["counts"] = torch.tensor([90.0, 11.0, 14.6, 90.0, 20.0])  # the mean is 45.12
+    assert match(Matching(), 0, bank, NOTHING)["deficits"].tolist() == [34, 31, 31]
+    plenty = Matching(bottom_n=5)  # needs what it has enough of
+    assert match(plenty, 0, bank_of([0], [1]), NOTHING)["deficits"].tolist() == [1]
+
+
 def test_what_was_served_is_not_served_again():
     bank = bank_of([0], [1, 2], [2])
     bank[0]["counts"] = torch.tensor([90.0, 0.0, 0.0, 90.0, 90.0])

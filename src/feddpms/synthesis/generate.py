@@ -16,7 +16,9 @@ class Drawing:
     """How many synthetic examples are drawn, and how."""
 
     per_class: Annotated[int, Ge(0), Le(100_000)] = 100
-    """synthetic examples of each needed class"""
+    """synthetic examples of each needed class, at the most"""
+    amount: Literal["deficit", "per_class"] = "deficit"
+    """fill a class up to the client's mean count, by its noisy histogram; or per_class of each"""
     spread: Annotated[float, Ge(0)] | Literal["released"] = 0.3
     """tau: public standard deviation of a draw around a released mean; released: the data's own,
     by noisy second moments in the same release"""
@@ -65,17 +67,17 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
 
     Args:
         net: a network that holds the global weights and the global decoder.
-        matched: `classes` [m], `means` [m, latent] and, for the spread `released`, `spreads`
-            [m, latent]; several means of a class are used in turn.
+        matched: `classes` [m], `means` [m, latent], `deficits` [m] and, for the spread `released`,
+            `spreads` [m, latent]; several means of a class are used in turn.
         drawing: number (at least 1), spread and cap.
         rng: stream of the draws.
 
     Returns:
-        At most `drawing.per_class` examples of each class.
+        The amount of each class, or less where the filter is hard to pass.
     """
     was_training = net.training
     net.eval()
-    missing = dict.fromkeys(sorted(set(matched["classes"].tolist())), drawing.per_class)
+    missing = _amounts(matched, drawing)
     images, labels, tried = [], [], 0
     for _ in range(drawing.tries):
         wanted = torch.tensor([c for c, n in missing.items() for _ in range(n)], dtype=torch.int64)
@@ -92,6 +94,14 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
     y = torch.cat(labels)
     by_class = y.argsort(stable=True)
     return Synthesis(Shard(torch.cat(images)[by_class], y[by_class], drawing.weight), tried, len(y))
+
+
+def _amounts(matched: Tree, drawing: Drawing) -> dict[int, int]:
+    """How many examples of each class to make, by class."""
+    lacking = dict(zip(matched["classes"].tolist(), matched["deficits"].tolist(), strict=True))
+    most = drawing.per_class
+    fill = drawing.amount == "deficit"
+    return {c: min(most, n) if fill else most for c, n in sorted(lacking.items())}
 
 
 def _decode(net, matched: Tree, missing: dict[int, int], drawing: Drawing, rng) -> Tensor:

@@ -40,15 +40,19 @@ def match(
         served: classes that were sent to it before.
 
     Returns:
-        A tree with `classes` int64 [m], `means` [m, latent] and, if they were released, `spreads`
-        [m, latent]; empty if there is nothing to send.
+        A tree with `classes` int64 [m], `means` [m, latent], if they were released `spreads`
+        [m, latent], and `deficits` int64 [m], how many examples of the class the client lacks to
+        its mean count, at least 1; empty if there is nothing to send.
     """
-    need = scarce(bank[client]["counts"], matching) - served
+    counts = bank[client]["counts"]
+    need = scarce(counts, matching) - served
     sources = (cover if matching.kind == "cover" else pair)(need, client, bank)
     rows = [_rows(bank[j], c) for c, js in sources.items() for j in js]
     if not rows:
         return {}
-    return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
+    tree = {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
+    lacking = counts.clamp(min=0).mean() - counts[tree["classes"]].clamp(min=0)
+    return {**tree, "deficits": lacking.round().long().clamp(min=1)}
 
 
 def scarce(counts: Tensor, matching: Matching) -> frozenset[int]:
