@@ -1,6 +1,7 @@
 """Worker processes: the same bits as in turn, whatever happens in them."""
 
 import os
+import pickle
 import signal
 import time
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ import torch
 from contract.test_contract import CASES, LOCAL, same
 from feddpms.algorithms import About, FedAvg
 from feddpms.engine import Engine, InProcess, Workers, evaluate, simulate
-from feddpms.engine.inprocess import Crew, packed, settled
+from feddpms.engine.inprocess import Crew, bundled, settled
+from feddpms.engine.workers import packed
 from feddpms.errors import PrivacyError
 from feddpms.privacy import Ledger, Privacy
 from feddpms.rng import Rng
@@ -60,14 +62,14 @@ def test_a_test_set_in_parts_scores_as_a_whole(workers):
 def test_a_crew_survives_the_border():
     shards = dict(enumerate(three_shards()))
     crew = Crew(FedAvg(), shards, unseen(), small_net(), TASK, LOCAL, LOOSE, Rng(0))
-    again = settled(*packed(crew))
+    again = settled(*bundled(crew))
     assert list(again.shards) == [0, 1, 2]
     for c, shard in shards.items():
         assert torch.equal(again.shards[c].x, shard.x)
         assert torch.equal(again.shards[c].y, shard.y)
     assert torch.equal(again.test.x, crew.test.x)
     assert again.net is not crew.net
-    assert len(packed(crew)[-1]) < 500_000  # no image in it
+    assert len(bundled(crew)[-1]) < 500_000  # no image in it
 
 
 def test_workers_share_images_and_no_weights(workers):
@@ -150,3 +152,37 @@ def test_memory_accounts_come_back(workers):
     for round in (1, 2):
         grid.ask_all({c: FedAvg().ask(state, c, round) for c in range(3)}, round)
     assert [len(a.ledger.entries) for _, a in sorted(grid.accounts.items())] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.randn(2, 3, 4),
+        torch.randn(5, 3, 2, 2).to(memory_format=torch.channels_last),
+        torch.randn(10)[3:7],
+        torch.randn(6, 4).T,
+        torch.ones(1).expand(3),
+        torch.tensor(7),
+        torch.zeros(0, 3),
+        torch.tensor([True, False]),
+        torch.arange(5, dtype=torch.uint8),
+        torch.randn(3).bfloat16(),
+        torch.tensor([-0.0, float("nan"), float("inf")]),
+        torch.randn(2, requires_grad=True),
+    ],
+)
+def test_a_message_carries_a_tensor_bit_for_bit(value):
+    (again,) = pickle.loads(packed([value]))
+    assert again.dtype == value.dtype
+    assert again.shape == value.shape
+    assert again.stride() == value.stride()
+    assert again.requires_grad == value.requires_grad
+    assert torch.equal(again.isnan(), value.isnan())
+    assert torch.equal(again.nan_to_num(), value.nan_to_num())
+
+
+def test_what_arrives_can_be_changed_without_changing_what_was_sent():
+    value = torch.zeros(3)
+    again = pickle.loads(packed(value))
+    again += 1
+    assert value.sum() == 0

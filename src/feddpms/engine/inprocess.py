@@ -69,7 +69,7 @@ class InProcess:
 
     def __post_init__(self) -> None:
         if self.workers:
-            self.workers.share(settled, *packed(self.crew))
+            self.workers.share(settled, *bundled(self.crew))
 
     def ask_all(self, asks: Mapping[int, Message], round: int) -> dict[int, Message]:
         """Let each client answer."""
@@ -122,7 +122,7 @@ class InProcess:
             return [function(self.crew, *arguments) for function, arguments in jobs]
 
 
-def packed(crew: Crew) -> tuple[Any, ...]:
+def bundled(crew: Crew) -> tuple[Any, ...]:
     """A crew as a few large tensors, and the rest as bytes, since every tensor takes a handle."""
     shards = [crew.shards[c] for c in sorted(crew.shards)]
     sizes = {c: len(crew.shards[c]) for c in sorted(crew.shards)}
@@ -135,7 +135,7 @@ def packed(crew: Crew) -> tuple[Any, ...]:
 def settled(
     x: Tensor, y: Tensor, sizes: dict[int, int], test_x: Tensor, test_y: Tensor, rest: bytes
 ) -> Crew:
-    """A crew again, from what `packed` gave."""
+    """A crew again, from what `bundled` gave."""
     parts = list(sizes.values())
     shards = map(Shard, x.split(parts), y.split(parts))
     test = Shard(test_x, test_y)
