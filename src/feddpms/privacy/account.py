@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 
 from feddpms.errors import PrivacyError
 from feddpms.privacy.accountant import epsilon
-from feddpms.privacy.ledger import Entry, Ledger, State, earlier
+from feddpms.privacy.ledger import Entry, Ledger, State
 from feddpms.privacy.mechanism import TUNED
 from feddpms.privacy.settings import Privacy
 from feddpms.privacy.store import Store
@@ -127,7 +127,7 @@ class Account:
 
     def _before(self, state: State, round: int, channel: str) -> list[Event]:
         """Earlier entries of a channel; of model updates, those of this round."""
-        return earlier(self.ledger.entries, state, self._client, round, channel)
+        return self.ledger.earlier(state, self._client, round, channel)
 
     def _reserve(self, round: int, event: Event, stored: bytes | None) -> None:
         """Write down what will be drawn, once, if the budget allows it; refuse to draw twice."""

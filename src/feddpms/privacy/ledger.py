@@ -44,18 +44,6 @@ class Entry:
     event: Event
 
 
-def earlier(
-    entries: Iterable[Entry], state: State, client: int, round: int, channel: str
-) -> list[Event]:
-    """A client's events on a channel in one state; of model updates, those of this round."""
-    return [
-        e.event
-        for e in entries
-        if (e.state, e.client, e.event.channel) == (state, client, channel)
-        and (channel != UPDATES or e.round == round)
-    ]
-
-
 class Ledger:
     """Entries, written through to a file if there is one.
 
@@ -68,8 +56,10 @@ class Ledger:
 
     def __init__(self, path: Path | None = None):
         self._file = _open(path) if path else None
+        self.entries: list[Entry] = []
+        self._places: dict[tuple[State, int, str], list[Entry]] = {}
         try:
-            self.entries = read(path) if path else []
+            self._note(read(path) if path else [])
         except PrivacyError:
             self.close()
             raise
@@ -87,7 +77,8 @@ class Ledger:
         """
         new: list[Entry] = []
         for event in events:
-            before = earlier([*self.entries, *new], "received", client, round, event.channel)
+            before = self.earlier("received", client, round, event.channel)
+            before += [e.event for e in new if e.event.channel == event.channel]
             if any(e != event for e in before):
                 raise PrivacyError(
                     f'client {client} released "{event.channel}" again in round {round} with other '
@@ -103,7 +94,12 @@ class Ledger:
             self._file.write("".join(_line(e) for e in entries))
             self._file.flush()
             os.fsync(self._file.fileno())
-        self.entries.extend(entries)
+        self._note(entries)
+
+    def earlier(self, state: State, client: int, round: int, channel: str) -> list[Event]:
+        """A client's events on a channel in one state; of model updates, those of this round."""
+        entries = self._places.get((state, client, channel), [])
+        return [e.event for e in entries if channel != UPDATES or e.round == round]
 
     def events(self, client: int | None = None) -> list[Event]:
         """The events that count, of one client or of all, in the order they were written."""
@@ -118,6 +114,13 @@ class Ledger:
         """Close and unlock the file."""
         if self._file:
             self._file.close()
+
+    def _note(self, entries: Iterable[Entry]) -> None:
+        """Keep entries, also by state, client and channel."""
+        for entry in entries:
+            self.entries.append(entry)
+            place = (entry.state, entry.client, entry.event.channel)
+            self._places.setdefault(place, []).append(entry)
 
 
 def of_folder(folder: Path) -> Ledger:
