@@ -29,7 +29,7 @@ CHANGED = Run(
     method=FedDPMS(
         inner=Moon(mu=2.5, temperature=0.1),
         preliminary_rounds=3,
-        decoder="last",
+        decoder_period=0,
         vae=VaeSettings(weight=1e-5, prior_mean=-0.5),
         matching=Matching(kind="pair", top_n=3),
         synthesis=Drawing(per_class=0, spread=0.0),
@@ -188,7 +188,7 @@ def test_an_override_without_name_or_value_is_refused(assignment):
         ({"round": 3}, "round", "rounds"),
         ({"net": {"widht": 1}}, "net.widht", "net.width"),
         ({"partition": {"client": 1}}, "partition.client", "partition.clients"),
-        ({"method": {"decodr": "last"}}, "method.decodr", "method.decoder"),
+        ({"method": {"decoder_perod": 0}}, "method.decoder_perod", "method.decoder_period"),
         ({"method": {"vae": {"wieght": 1}}}, "method.vae.wieght", "method.vae.weight"),
         (
             {"method": {"name": "feddpms", "inner": {"name": "moon", "temprature": 1}}},
@@ -239,7 +239,7 @@ OUT_OF_RANGE = [
     ("privacy.target_delta", 1),
     ("partition.clients", 0),
     ("partition.kind", "dirichlett"),
-    ("method.decoder", "first"),
+    ("method.decoder_period", -1),
     ("method.vae.prior_scale", 0),
     ("method.matching.kind", "both"),
     ("method.synthesis.tries", 0),

@@ -21,7 +21,7 @@ SMALL = {
 PAID = {"weights": "noisy", "training": {"kind": "dpsgd", "expected_examples": 64}}
 CASES = {
     "feddpms": {"name": "feddpms", "preliminary_rounds": 2},
-    "feddpms+moon": {"name": "feddpms+moon", "preliminary_rounds": 1, "decoder": "last"},
+    "feddpms+moon": {"name": "feddpms+moon", "preliminary_rounds": 1, "decoder_period": 0},
     "fedmix": {"name": "fedmix"},
     "local": {"name": "local"},
     "central": {"name": "central"},

@@ -23,7 +23,8 @@ DPMS = {"preliminary_rounds": 2, "vae": VaeSettings(weight=0.05)}
 CASES: dict[str, Method] = {
     **{name: cls() for name, cls in METHODS.items() if name != "feddpms"},
     "feddpms": FedDPMS(**DPMS),
-    "feddpms, decoder last, pair": FedDPMS(**DPMS, decoder="last", matching={"kind": "pair"}),
+    "feddpms, decoder every round": FedDPMS(**DPMS, decoder_period=1),
+    "feddpms, decoder once, pair": FedDPMS(**DPMS, decoder_period=0, matching={"kind": "pair"}),
     "feddpms+fedprox": FedDPMS(**DPMS, inner=FedProx(mu=0.1)),
     "feddpms+moon": FedDPMS(**DPMS, inner=Moon()),
     "fedmix+fedprox": FedMix(inner=FedProx(mu=0.1)),

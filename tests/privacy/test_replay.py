@@ -215,13 +215,12 @@ def dpms_path(privacy: Privacy, method: FedDPMS, later: int = 1) -> Path:
     """Preparation, share, and rounds of training with synthetic examples: all that leaves."""
     model = broadcast("group", 1.0)
     rest, decoder = split(model)
-    every = method.decoder == "every"
     trees = {"decoder": decoder}
     means = {"matched": matched(method.synthesis.spread == "released"), **trees}
     train = Message("train", {"model": trunk(model)})
-    prepare = Message("train", {"model": model if every else rest})
+    prepare = Message("train", {"model": rest})
     asks = [
-        Message("vae", {} if every else trees, {"rounds_left": 1}, inner=prepare),
+        Message("vae", trees, {"send_decoder": 1}, inner=prepare),
         Message("share", {"model": broadcast("group")}),
         Message("classify", means, inner=train),
         *[Message("classify", inner=train)] * (later - 1),
@@ -270,7 +269,6 @@ PATHS: dict[str, tuple[dict, Callable[[Privacy], Path]]] = {
     "feddpms, replace": (REPLACE, lambda p: dpms_path(p, small_dpms())),
     "feddpms, fixed means": (FIXED, lambda p: dpms_path(p, small_dpms())),
     "feddpms, second moments": ({}, lambda p: dpms_path(p, small_dpms(synthesis=SPREAD))),
-    "feddpms, decoder last": ({}, lambda p: dpms_path(p, small_dpms(decoder="last"))),
     "feddpms+moon": ({}, lambda p: dpms_path(p, small_dpms(inner=Moon()), later=2)),
     "fedavg": ({}, lambda p: train_path(p, FedAvg())),
     "fedavg, replace": (REPLACE, lambda p: train_path(p, FedAvg())),

@@ -8,7 +8,7 @@ examples. Network, release, matching and synthesis are in `models`, `privacy` an
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
 
@@ -33,13 +33,25 @@ from feddpms.types import Memory, Message, Task, Tree, settings
 
 @dataclass(frozen=True)
 class Bank:
-    """What the server remembers: rounds of preparation done, releases, who was served what."""
+    """What the server remembers.
+
+    Attributes:
+        task: what everybody knows.
+        inner: what the training method remembers.
+        decoder: the latest average of the clients' decoders.
+        averages: how often it was averaged.
+        holds: which average, by its number, each client was sent last.
+        prepared: preliminary rounds done.
+        releases: what each client released.
+        served: the classes that each client was sent means of.
+    """
 
     task: Task
     inner: Any
     decoder: Tree
+    averages: int = 0
+    holds: Mapping[int, int] = field(default_factory=dict)
     prepared: int = 0
-    started: frozenset[int] = frozenset()
     releases: Mapping[int, Release] = field(default_factory=dict)
     served: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
@@ -56,7 +68,7 @@ class FedDPMS:
     about: ClassVar[About] = About(
         "data",
         "FedDPMS, arXiv 2206.00686",
-        extra="decoder in the preliminary rounds, noisy class means once",
+        extra="decoder in some of the preliminary rounds, noisy class means once",
         generative=True,
     )
 
@@ -64,8 +76,9 @@ class FedDPMS:
     """the training method"""
     preliminary_rounds: Annotated[int, Ge(0)] = 0
     """T_p, rounds that train the auto-encoder; 0 takes 40 % of all rounds, as the paper advises"""
-    decoder: Literal["every", "last"] = "every"
-    """average the decoder every preliminary round, or once after the last (the paper)"""
+    decoder_period: Annotated[int, Ge(0)] = 5
+    """preliminary rounds from one average of the decoder to the next; 0 for one average, after the
+    last of them (the paper), which is always made"""
     vae: VaeSettings = VaeSettings()
     """the auto-encoder's loss"""
     matching: Matching = Matching()
@@ -82,8 +95,7 @@ class FedDPMS:
                 f"{self.preliminary(task)}; lower it or run more rounds"
             )
         rest, decoder = split(model)
-        shared = model if self.decoder == "every" else rest
-        return Bank(task, self.inner.start(shared, task), decoder)
+        return Bank(task, self.inner.start(rest, task), decoder)
 
     def preliminary(self, task: Task) -> int:
         """T_p of this run."""
@@ -91,11 +103,11 @@ class FedDPMS:
 
     def ask(self, state: Bank, client: int, round: int) -> Message:
         """To train the auto-encoder, to share once, or to classify, with the means it needs."""
-        inner, left = self.inner.ask(state.inner, client, round), self._left(state)
-        if left:
-            first = self.decoder == "last" and client not in state.started
-            trees = {"decoder": state.decoder} if first else {}
-            return Message("vae", trees, {"rounds_left": left}, inner=inner)
+        inner = self.inner.ask(state.inner, client, round)
+        if self._left(state):
+            new = state.holds.get(client) != state.averages
+            trees = {"decoder": state.decoder} if new else {}
+            return Message("vae", trees, {"send_decoder": self._due(state)}, inner=inner)
         if client not in state.releases:
             return Message("share", {"model": state.inner.model})
         served = state.served.get(client, frozenset())
@@ -133,19 +145,17 @@ class FedDPMS:
         return Message("share", {"release": released}, {}, events), me.memory
 
     def _prepare(self, ask: Message, inner: Message, me: Client) -> tuple[Message, Memory]:
-        """Train the auto-encoder; a decoder that is not averaged every round stays here."""
-        own = {**ask.trees.get("decoder", {}), **me.memory.trees.get("decoder", {})}
+        """Train the auto-encoder; the decoder stays here but when it is averaged."""
+        own = ask.trees.get("decoder") or me.memory.trees["decoder"]
         inner = replace(inner, trees={**inner.trees, "model": {**inner.trees["model"], **own}})
         loss = vae_loss(self.vae, me.normals("latent noise"))
         memory = me.memory.inner or Memory()
         reply, memory = self.inner.client(inner, replace(me, loss=loss, memory=memory))
         local = {"local": reply.trees["model"]} if me.privacy.release == "paper" else {}
-        if self.decoder == "every":
-            return Message("vae", inner=reply), Memory(local, inner=memory)
         rest, own = split(reply.trees["model"])
         reply = replace(reply, trees={**reply.trees, "model": rest})
         memory = Memory({"decoder": own, **local}, inner=memory)
-        if ask.numbers["rounds_left"] > 1:
+        if not ask.numbers["send_decoder"]:
             return Message("vae", inner=reply), memory
         paid = tuple(e for e in reply.events if e.channel == UPDATES) or me.clear("decoder")
         return Message("vae", {"decoder": own}, {}, paid, reply), memory
@@ -159,23 +169,23 @@ class FedDPMS:
         inner = self.inner.server(state.inner, answers)
         if not self._left(state):
             return replace(state, inner=inner, served=self._served(state, answers))
-        state = replace(
-            state, inner=inner, prepared=state.prepared + 1, started=state.started | set(answers)
-        )
-        if self._left(state):
-            return state
-        if self.decoder == "every":
-            decoder = split(inner.model)[1]
-        else:
+        holds = {**state.holds, **dict.fromkeys(answers, state.averages)}
+        if self._due(state):
             weights = [answers[c].numbers["examples"] for c in answers]
             decoder = mean([replies[c].trees["decoder"] for c in answers], weights)
-        return replace(
-            state, decoder=decoder, inner=self.inner.start(trunk(inner.model), state.task)
-        )
+            state = replace(state, decoder=decoder, averages=state.averages + 1)
+        if self._left(state) == 1:
+            inner = self.inner.start(trunk(inner.model), state.task)
+        return replace(state, inner=inner, holds=holds, prepared=state.prepared + 1)
 
     def _left(self, state: Bank) -> int:
         """Preliminary rounds still to come."""
         return self.preliminary(state.task) - state.prepared
+
+    def _due(self, state: Bank) -> bool:
+        """Whether the decoder is averaged after this preliminary round."""
+        period = self.decoder_period
+        return self._left(state) == 1 or (period > 0 and (state.prepared + 1) % period == 0)
 
     def _served(self, state: Bank, answers: Mapping[int, Message]) -> dict[int, frozenset[int]]:
         """Which classes each client has been served, after these answers."""

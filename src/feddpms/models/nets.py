@@ -41,9 +41,9 @@ class Vae(nn.Module):
     """A variational auto-encoder with a classifier on its latent code (paper, section 3.2).
 
     The latent mean is a sigmoid, so codes lie in [0, 1]^latent; the log-variance is read from what
-    enters it, since a head on the features would be as large as all that predicts. Classifier and decoder see them
-    moved to mean 0 and variance 1 as if they were uniform: raw, they start near one point, and
-    learning is slow.
+    enters it, since a head on the features would be as large as all that predicts. Classifier and
+    decoder see codes moved to mean 0 and variance 1 as if they were uniform: raw, they start near
+    one point, and learning is slow.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, settings: NetSettings):
