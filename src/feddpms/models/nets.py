@@ -58,7 +58,7 @@ class Vae(nn.Module):
         self.encoder = Encoder(channels, (side[0], side[1]), width, settings.norm)
         self.mean = nn.Linear(self.encoder.size, self.latent)
         self.log_variance = nn.Linear(self.latent, self.latent)
-        self.decoder = Decoder(self.latent, channels, (side[0], side[1]), width, settings.norm)
+        self.decoder = Decoder(self.latent, channels, (side[0], side[1]), width)
         self.classifier = Classifier(self.latent, settings.hidden, classes)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
