@@ -9,9 +9,12 @@ import io
 import os
 import pickle
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import torch
@@ -76,33 +79,41 @@ class Workers:
             RuntimeError: a job failed otherwise, or a worker was killed.
         """
         results: list[Any] = [None] * len(jobs)
-        waiting, busy = list(enumerate(jobs))[::-1], dict[Any, int]()
-        idle, failure = list(self._links), None
-        while busy or (waiting and not failure):
-            while idle and waiting and not failure:
-                number, job = waiting.pop()
-                link = idle.pop()
-                link.send_bytes(b"job")
-                link.send_bytes(packed(job))
-                busy[link] = number
-            ready: list[Any] = wait(list(busy))
+        waiting, failure = deque(enumerate(jobs)), None
+        given = {link: deque[int]() for link in self._links}
+        self._give(waiting, given)
+        while any(given.values()):
+            ready: list[Any] = wait([link for link, numbers in given.items() if numbers])
             for link in ready:
-                try:
-                    done, value = pickle.loads(link.recv_bytes())
-                except EOFError:
-                    self.close()
-                    raise RuntimeError(
-                        "a worker process was killed; is there enough memory?"
-                    ) from None
+                done, value = self._take(link)
+                number = given[link].popleft()
                 if done:
-                    results[busy[link]] = value
+                    results[number] = value
                 else:
                     failure = failure or value
-                del busy[link]
-                idle.append(link)
+                    waiting.clear()
+                self._give(waiting, given)
         if failure:
             raise failure
         return results
+
+    def _give(self, waiting: deque[tuple[int, Job]], given: dict[Any, deque[int]]) -> None:
+        """Give each worker a job, then each a second one, so that none waits for its next."""
+        for most in (1, 2):
+            for link, numbers in given.items():
+                if waiting and len(numbers) < most:
+                    number, job = waiting.popleft()
+                    link.send_bytes(b"job")
+                    link.send_bytes(packed(job))
+                    numbers.append(number)
+
+    def _take(self, link: Any) -> tuple[bool, Any]:
+        """A worker's next answer."""
+        try:
+            return pickle.loads(link.recv_bytes())
+        except EOFError:
+            self.close()
+            raise RuntimeError("a worker process was killed; is there enough memory?") from None
 
     def close(self) -> None:
         """Stop the workers."""
@@ -111,6 +122,14 @@ class Workers:
         for process in self._processes:
             process.join(timeout=1)
             process.kill()
+
+
+def _read(link: Any, inbox: SimpleQueue[Any]) -> None:
+    """Put what arrives in an inbox: a crew as a tuple, a job as bytes, None when it is over."""
+    with suppress(EOFError, OSError):
+        while True:
+            inbox.put(link.recv() if link.recv_bytes() == b"crew" else link.recv_bytes())
+    inbox.put(None)
 
 
 def packed(value: Any) -> bytes:
@@ -149,13 +168,16 @@ def _work(link: Any) -> None:
     """What a worker does until its parent is gone."""
     torch.set_num_threads(1)
     crew: Any = None
-    with suppress(EOFError, KeyboardInterrupt):
-        while True:
-            if link.recv_bytes() == b"crew":
-                make, arguments = link.recv()
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    # A thread reads, so that a parent that sends never waits for a worker that sends.
+    Thread(target=_read, args=(link, inbox), daemon=True).start()
+    with suppress(KeyboardInterrupt, BrokenPipeError):
+        while (message := inbox.get()) is not None:
+            if isinstance(message, tuple):
+                make, arguments = message
                 crew = make(*arguments)
                 continue
-            function, arguments = pickle.loads(link.recv_bytes())
+            function, arguments = pickle.loads(message)
             try:
                 answer = (True, function(crew, *arguments))
             except FeddpmsError as error:
