@@ -22,7 +22,7 @@ from feddpms.algorithms.precision import require_precision
 from feddpms.algorithms.private import require_private_training
 from feddpms.config import Run
 from feddpms.data import Dataset, counts, describe, levels, load, split, table
-from feddpms.engine import Crew, Outcome, Progress, Workers, cores, simulate
+from feddpms.engine import Crew, Outcome, Progress, Workers, cores, require_engine, simulate
 from feddpms.engine.loop import size_of_cohort
 from feddpms.errors import ConfigError, RunFolderError
 from feddpms.folder import CHECKPOINT, Writing, forget_checkpoint
@@ -86,6 +86,7 @@ def run(
         FeddpmsError: a setting, a data file or the folder is not as it should be; nothing is
             written then.
     """
+    require_engine(settings.engine, settings.privacy, workers or 1)
     data = load(settings.data, Rng(settings.seed))
     with _workers(workers, settings, len(data.train), 1) as crew:
         return _run(settings, data, out, on_round, crew)
@@ -112,6 +113,7 @@ def compare(
     Raises:
         FeddpmsError: as `run`.
     """
+    require_engine(settings.engine, settings.privacy, workers or 1)
     folder, results = Path(out), list[tuple[Run, Path]]()
     built = [config.build_method(values, "method") for values in methods]
     names = [config.method_name(method) for method in built]
@@ -162,6 +164,7 @@ def resume(
     if not unfinished:
         return []
     settings, _ = unfinished[0]
+    require_engine(settings.engine, settings.privacy, workers or 1)
     examples = len(load(settings.data, Rng(settings.seed)).train)
     with _workers(workers, settings, examples, len(unfinished)) as crew:
         done = _go_on_all(unfinished, on_start, crew)
@@ -328,7 +331,8 @@ def _workers(
     if count is None:
         passes = examples * settings.local.epochs * settings.rounds * runs
         cohort = size_of_cohort(settings.engine.cohort, settings.partition.clients)
-        count = min(cores(), cohort) if passes > WORTH_WORKERS else 1
+        worth = passes > WORTH_WORKERS and not settings.engine.one_process
+        count = min(cores(), cohort) if worth else 1
     if count < 1:
         raise ConfigError(f"--workers: expected auto or a number above 0, got {count}")
     if count == 1:

@@ -6,7 +6,7 @@ from torch import nn
 
 from feddpms.algorithms import Training
 from feddpms.algorithms.fit import fit
-from feddpms.algorithms.flat import Flat
+from feddpms.algorithms.flat import Flat, new_optimizer
 from small import client, small_net, three_shards
 
 
@@ -44,7 +44,7 @@ def test_a_step_of_the_vector_is_a_step_of_each_parameter(local):
         if local.optimizer == "adam"
         else torch.optim.SGD(apart.values(), 0.1, local.momentum, weight_decay=local.weight_decay)
     )
-    optimizer = flat.optimizer(local, 0.1)
+    optimizer = new_optimizer([flat.vector], local, 0.1)
     for one, other in zip(losses(apart), losses(together), strict=True):
         one_by_one.zero_grad()
         one.backward()

@@ -14,7 +14,7 @@ def examples(me: Client) -> tuple[Tensor, Tensor, Tensor | None]:
     own, extra = me.shard, me.synthetic
     if extra is None or not len(extra):
         return own.x, own.y, None
-    weight = torch.cat([torch.full((len(s),), s.weight, dtype=own.x.dtype) for s in (own, extra)])
+    weight = torch.cat([own.x.new_full((len(s),), s.weight) for s in (own, extra)])
     return torch.cat([own.x, extra.x]), torch.cat([own.y, extra.y]), weight
 
 
@@ -30,10 +30,10 @@ def shuffled(me: Client) -> Iterator[Batch]:
     extra = me.rng.torch("synthetic batches")
     n = len(me.shard)
     for _ in range(me.local.epochs):
-        parts = list(torch.randperm(n, generator=own).split(size))
+        parts = list(torch.randperm(n, generator=own).to(x.device).split(size))
         if len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]
-        riders = _riders(len(y) - n, len(parts), size, n, extra)
+        riders = _riders(len(y) - n, len(parts), size, n, extra, x.device)
         for part, rider in zip(parts, riders, strict=True):
             index = torch.cat([part, rider])
             w = None if weight is None else weight[index]
@@ -51,15 +51,15 @@ def poisson(me: Client) -> Iterator[tuple[Batch, Batch]]:
     coins, extra = me.noise("batches"), me.rng.torch("synthetic batches")
     steps, size = training.steps_per_epoch, training.expected_batch_size
     for _ in range(me.local.epochs):
-        for rider in _riders(len(y) - n, steps, size, n, extra):
-            own = (coins.uniform(n) < training.sample_rate).nonzero().flatten()
+        for rider in _riders(len(y) - n, steps, size, n, extra, x.device):
+            own = (coins.uniform(n) < training.sample_rate).nonzero().flatten().to(x.device)
             yield Batch(x[own], y[own], None, own), Batch(x[rider], y[rider], None, rider)
 
 
 def _riders(
-    synthetic: int, steps: int, size: int, first: int, stream: torch.Generator
+    synthetic: int, steps: int, size: int, first: int, stream: torch.Generator, device: torch.device
 ) -> list[Tensor]:
     """Which synthetic examples, whose places start at `first`, ride along in each step."""
-    further = torch.randperm(synthetic, generator=stream) + first
+    further = torch.randperm(synthetic, generator=stream).to(device) + first
     ride = min(size, -(-len(further) // steps))
     return [further[i * ride : (i + 1) * ride] for i in range(steps)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from feddpms.algorithms.batches import shuffled
-from feddpms.algorithms.flat import Flat
+from feddpms.algorithms.flat import Flat, new_optimizer
 from feddpms.algorithms.method import Client
 from feddpms.algorithms.precision import precision
 from feddpms.algorithms.private import noisy_gradients, training_event
@@ -76,6 +76,8 @@ def fit(
     def train(gradients) -> tuple[Tree, int, float]:
         return _train(me, start, gradients(me, loss), drift or {}, penalty)
 
+    if me.privacy.training.kind == "none" and me.together:
+        return Fitted(*me.together(me, start, loss, drift or {}, penalty))
     if me.privacy.training.kind == "none":
         return Fitted(*train(_gradients))
     _weight(me)  # before training: without a weight the model could not be sent, only paid for
@@ -104,8 +106,8 @@ def _train(
     """The loop: trained entries, steps taken, mean loss."""
     net = load(me.net, start).train()
     flat = Flat({k: p for k, p in net.named_parameters() if k in start})
-    optimizer, correction = flat.optimizer(me.local, me.lr), flat.like(drift)
-    total, steps = torch.zeros((), dtype=torch.float64), 0
+    optimizer, correction = new_optimizer([flat.vector], me.local, me.lr), flat.like(drift)
+    total, steps = torch.zeros((), dtype=torch.float64, device=me.shard.x.device), 0
     for value in gradients(net, flat):
         if penalty:
             further = penalty(net)

@@ -1,12 +1,22 @@
 """A network's trained parameters as one vector, so that an optimiser takes one step for all."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from feddpms.algorithms.method import Training
 from feddpms.types import Tree
+
+
+def new_optimizer(
+    parameters: Iterable[Tensor], local: Training, lr: float
+) -> torch.optim.Optimizer:
+    """A fresh optimiser."""
+    decay = local.weight_decay
+    if local.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr, weight_decay=decay, fused=True)
+    return torch.optim.SGD(parameters, lr, local.momentum, weight_decay=decay, fused=True)
 
 
 class Flat:
@@ -34,14 +44,6 @@ class Flat:
             view.copy_(named[key].data)
             named[key].data = view
         self._attach(self._views(self.gradient))
-
-    def optimizer(self, local: Training, lr: float) -> torch.optim.Optimizer:
-        """A fresh optimiser of the vector."""
-        decay = local.weight_decay
-        if local.optimizer == "adam":
-            return torch.optim.Adam([self.vector], lr, weight_decay=decay, fused=True)
-        momentum = local.momentum
-        return torch.optim.SGD([self.vector], lr, momentum, weight_decay=decay, fused=True)
 
     def set(self, gradient: Tensor) -> None:
         """Take a gradient [n] whose parts lie row by row, whatever the parameters' layouts are."""

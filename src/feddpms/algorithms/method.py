@@ -1,6 +1,6 @@
 """The seam: what a method is, what a client rule may look at, and what a method says of itself."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -93,6 +93,7 @@ class Client:
         memory: what it kept.
         loss: base loss that a training method starts from.
         synthetic: further examples to train on, from a method that wraps this one.
+        together: what trains in place of `fit`'s own loop, in step with other clients.
     """
 
     id: int
@@ -108,6 +109,7 @@ class Client:
     memory: Memory = field(default_factory=Memory)
     loss: Loss = cross_entropy
     synthetic: Shard | None = None
+    together: Callable[..., tuple[Tree, int, float]] | None = None
 
     def noise(self, purpose: str) -> Source:
         """The source of noise for a purpose."""
@@ -119,7 +121,7 @@ class Client:
             secret = self.noise(purpose)
             return lambda like: secret.floating(torch.zeros_like(like), 1.0)
         stream = self.rng.torch(purpose)
-        return lambda like: torch.randn(like.shape, generator=stream, dtype=like.dtype)
+        return lambda like: torch.randn(like.shape, generator=stream, dtype=like.dtype).to(like)
 
     def clear(self, *channels: str) -> tuple[Event, ...]:
         """The events of values that leave this client in the clear."""

@@ -3,7 +3,7 @@
 from feddpms.engine.evaluate import Score, evaluate
 from feddpms.engine.grid import Grid
 from feddpms.engine.inprocess import Crew, InProcess
-from feddpms.engine.loop import Engine, Outcome, Progress, simulate
+from feddpms.engine.loop import Engine, Outcome, Progress, require_engine, simulate
 from feddpms.engine.shelf import Shelf
 from feddpms.engine.workers import Workers, cores
 
@@ -19,5 +19,6 @@ __all__ = [
     "Workers",
     "cores",
     "evaluate",
+    "require_engine",
     "simulate",
 ]

@@ -45,7 +45,8 @@ def tally(net: Any, shard: Shard, classes: int, size: int = PART) -> list[Tally]
         for x, y in zip(shard.x.split(size), shard.y.split(size), strict=True):
             logits = net(x)
             loss = float(F.cross_entropy(logits, y, reduction="sum"))
-            parts.append((torch.bincount(y[logits.argmax(1) == y], minlength=classes), loss))
+            right = torch.bincount(y[logits.argmax(1) == y], minlength=classes)
+            parts.append((right.cpu(), loss))
     return parts
 
 
@@ -55,7 +56,7 @@ def total(parts: Iterable[Tally], shard: Shard, classes: int) -> Score:
     for r, part in parts:
         right += r
         loss += part
-    count = torch.bincount(shard.y, minlength=classes)
+    count = torch.bincount(shard.y, minlength=classes).cpu()
     per_class = tuple(int(r) / int(n) if n else math.nan for r, n in zip(right, count, strict=True))
     return Score(int(right.sum()) / len(shard), loss / len(shard), per_class)
 

@@ -1,9 +1,11 @@
-"""Clients on this machine, in turn or in worker processes, each training on one thread."""
+"""Clients on this machine: in turn, in worker processes, or several at once on one device."""
 
+import copy
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from torch import Tensor
 from feddpms.algorithms import Client, Method, Training
 from feddpms.algorithms.fit import load
 from feddpms.clock import Spent, clock
+from feddpms.engine.batched import run_together
+from feddpms.engine.device import moved
 from feddpms.engine.evaluate import PART, Score, Tally, tally, total
 from feddpms.engine.shelf import Shelf
 from feddpms.engine.workers import Job, Workers
@@ -58,29 +62,39 @@ class InProcess:
         workers: processes to use; None for this one alone.
         memories: what the clients keep.
         spent: seconds of the clients' work by part, all processes together.
+        device: where examples and network are, and training runs.
+        at_once: clients that train together; more than one goes without workers.
         accounts: the clients' accounts that are kept in memory.
     """
 
     crew: Crew
     workers: Workers | None = None
     memories: Shelf = field(default_factory=Shelf)
+    device: str = "cpu"
+    at_once: int = 1
     spent: Spent = field(default_factory=Spent)
     accounts: dict[int, Account] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.device != "cpu":
+            self.crew = placed(self.crew, self.device)
         if self.workers:
             self.workers.share(settled, *bundled(self.crew))
 
     def ask_all(self, asks: Mapping[int, Message], round: int) -> dict[int, Message]:
         """Let each client answer."""
         order = sorted(asks)
-        if self.workers:  # the longest first
+        if self.workers or self.at_once > 1:  # the longest first, and those of like size together
             order.sort(key=lambda c: -len(self.crew.shards[c]))
+        if self.at_once > 1:
+            groups = range(0, len(order), self.at_once)
+            order = [c for i in groups for c in sorted(order[i : i + self.at_once])]
         jobs: list[Job] = [
             (answer, (c, asks[c], round, self.memories.get(c, Memory()), self.accounts.get(c)))
             for c in order
         ]
-        answers = dict(zip(order, self._do(jobs), strict=True))
+        done = self._do(jobs) if self.at_once == 1 else self._do_together(jobs)
+        answers = dict(zip(order, done, strict=True))
         for client in sorted(answers):
             _, memory, account, spent = answers[client]
             self.memories.put(client, memory, round)
@@ -121,6 +135,25 @@ class InProcess:
         with one_thread():
             return [function(self.crew, *arguments) for function, arguments in jobs]
 
+    def _do_together(self, jobs: list[Job]) -> list[Any]:
+        """Results of clients' jobs, in order; each client has a network of its own."""
+        results = []
+        with one_thread():
+            for start in range(0, len(jobs), self.at_once):
+                group = [
+                    partial(function, replace(self.crew, net=copy.deepcopy(self.crew.net)), *given)
+                    for function, given in jobs[start : start + self.at_once]
+                ]
+                results += run_together(group)
+        return results
+
+
+def placed(crew: Crew, device: str) -> Crew:
+    """A crew with all examples, and a network of its own, on a device."""
+    shards = {c: moved(s, device) for c, s in crew.shards.items()}
+    net = copy.deepcopy(crew.net).to(device)
+    return replace(crew, shards=shards, test=moved(crew.test, device), net=net)
+
 
 def bundled(crew: Crew) -> tuple[Any, ...]:
     """A crew as a few large tensors, and the rest as bytes, since every tensor takes a handle."""
@@ -143,10 +176,17 @@ def settled(
 
 
 def answer(
-    crew: Crew, client: int, ask: Message, round: int, memory: Memory, account: Account | None
+    crew: Crew,
+    client: int,
+    ask: Message,
+    round: int,
+    memory: Memory,
+    account: Account | None,
+    together: Callable[..., Any] | None = None,
 ) -> tuple[Message, Memory, Account | None, Spent]:
     """One client's reply, its new memory, its account if that is kept in memory, and seconds."""
     secure = crew.folder if crew.privacy.noise == "secure" else None
+    device = crew.shards[client].x.device
     own = account or Account(crew.privacy, client, secure / str(client) if secure else None)
     with closing(own), clock.part("synthesis" if ask.kind == "share" else "train"):
         me = Client(
@@ -160,10 +200,11 @@ def answer(
             rng=crew.rng.at("client", client, round),
             account=own,
             round=round,
-            memory=memory,
+            memory=moved(memory, device),
+            together=together,
         )
-        reply, memory = crew.method.client(ask, me)
-    return reply, memory, None if secure else own, clock.taken()
+        reply, memory = crew.method.client(moved(ask, device), me)
+    return moved(reply, "cpu"), moved(memory, "cpu"), None if secure else own, clock.taken()
 
 
 def scored(crew: Crew, tree: Tree, start: int, stop: int) -> list[Tally]:

@@ -4,21 +4,23 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 
 from feddpms.algorithms import Method
 from feddpms.clock import clock
 from feddpms.engine.checkpoint import known_types
+from feddpms.engine.device import repeatable
 from feddpms.engine.evaluate import Score, average
 from feddpms.engine.grid import Grid, size, unfold
 from feddpms.engine.inprocess import Crew, InProcess, one_thread
 from feddpms.engine.shelf import Shelf
 from feddpms.engine.workers import Workers
+from feddpms.errors import ConfigError
 from feddpms.models import trunk
-from feddpms.privacy import Kept, Ledger
+from feddpms.privacy import Kept, Ledger, Privacy
 from feddpms.privacy.mechanism import PAPER, TUNED
 from feddpms.records import RoundRecord
 from feddpms.types import Memory, Message, Shard, Tree, settings
@@ -32,6 +34,40 @@ class Engine:
 
     cohort: Annotated[float, Gt(0), Le(1)] = 1.0
     """share of the clients that take part in a round, at least one client"""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """where images and weights are, and training runs; results differ by rounding"""
+    clients_at_once: Annotated[int, Ge(1)] = 1
+    """clients that train together on the device, in one process; results differ by rounding"""
+
+    @property
+    def one_process(self) -> bool:
+        """Whether worker processes cannot help."""
+        return self.device != "cpu" or self.clients_at_once > 1
+
+
+def require_engine(engine: Engine, privacy: Privacy, workers: int = 1) -> None:
+    """Refuse settings that this machine, or another setting, does not allow.
+
+    Args:
+        engine: how the rounds are to be run.
+        privacy: whether training is private.
+        workers: processes to use.
+
+    Raises:
+        ConfigError: says what to set instead.
+    """
+    if engine.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("engine.device=cuda needs a GPU that torch finds; set engine.device=cpu")
+    if engine.one_process and workers > 1:
+        raise ConfigError(
+            f"engine.device={engine.device} with engine.clients_at_once={engine.clients_at_once} "
+            f"runs in one process, got {workers} workers; set --workers 1"
+        )
+    if engine.clients_at_once > 1 and privacy.training.kind != "none":
+        raise ConfigError(
+            f"engine.clients_at_once={engine.clients_at_once} cannot train privately "
+            f"(privacy.training.kind={privacy.training.kind}); set engine.clients_at_once=1"
+        )
 
 
 @dataclass(frozen=True)
@@ -98,21 +134,23 @@ def simulate(
         What it ends with; of the rounds, those run now.
 
     Raises:
-        ConfigError: a setting of the method does not fit the run.
+        ConfigError: a setting of the method or of the engine does not fit the run.
     """
+    require_engine(engine, crew.privacy, workers.count if workers else 1)
     method = crew.method
     if method.about.scope == "pooled":
         crew = _pooled(crew)
     memories = Shelf(known=known_types(method)) if memories is None else memories
     memories.room = size_of_cohort(engine.cohort, len(crew.shards))
-    grid, task, records = InProcess(crew, workers, memories), crew.task, []
+    grid = InProcess(crew, workers, memories, engine.device, engine.clients_at_once)
+    task, records = crew.task, list[RoundRecord]()
     if begin:
         state, released, done = begin.state, dict(begin.released), begin.round
         grid.restore(begin.accounts)
     else:
         initial = {k: v.clone() for k, v in crew.net.state_dict().items()}
         state, released, done = method.start(_visible(method, initial), task), {}, 0
-    with one_thread():
+    with one_thread(), repeatable(engine.device):
         for number in range(done + 1, task.rounds + 1):
             began = time.perf_counter()
             cohort = _cohort(memories.room, len(crew.shards), crew.rng.numpy("cohort", number))

@@ -127,7 +127,7 @@ class ClippedGradients:
         try:
             total = size * loss(self.net, batch)
             self._backward(total)
-            return self._clip(size), float(total.detach())
+            return self._clip(size, batch.x.device), float(total.detach())
         finally:
             self._hooks.disable_hooks()
             self._clear()
@@ -148,13 +148,13 @@ class ClippedGradients:
                 warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
                 total.backward()
 
-    def _clip(self, size: int) -> Tree:
+    def _clip(self, size: int, device: torch.device) -> Tree:
         """The sum of the clipped rows of every `grad_sample`."""
         rows = {k: p.grad_sample for k, p in self.named.items() if p.grad_sample is not None}
         if any(len(r) != size for r in rows.values()):
             raise ValueError(f"the loss must pass its batch of {size} through each layer as it is")
         rows = {k: r.flatten(1) for k, r in rows.items()}
-        square = torch.zeros(size, dtype=torch.float64)
+        square = torch.zeros(size, dtype=torch.float64, device=device)
         for r in rows.values():
             square += torch.linalg.vector_norm(r, dim=1, dtype=torch.float64).square()
         norm = square.sqrt()

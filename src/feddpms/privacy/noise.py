@@ -48,7 +48,7 @@ class Seeded:
     def floating(self, value: Tensor, std: float) -> Tensor:
         """Value + std * N(0, I)."""
         normals = torch.from_numpy(self._stream.standard_normal(value.numel()))
-        return value + std * normals.view(value.shape).to(value.dtype)
+        return value + std * normals.view(value.shape).to(value)
 
     def uniform(self, n: int) -> Tensor:
         """N uniform numbers."""
@@ -88,12 +88,12 @@ class Secure:
         if not value.isfinite().all() or not domain.member(flat):
             raise PrivacyError("expected finite values to release, got others; nothing was drawn")
         draw = dp.m.make_gaussian(domain, dp.l2_distance(T=float), scale=std, k=GRID_LOG2)
-        return torch.tensor(draw(flat), dtype=torch.float64).view(value.shape)
+        return torch.tensor(draw(flat), dtype=torch.float64, device=value.device).view(value.shape)
 
     def floating(self, value: Tensor, std: float) -> Tensor:
         """Value + std * N(0, I), from operating-system randomness."""
         normals = sum(ndtri(_uniform(value.numel())) for _ in range(4)) / 2
-        return value + std * torch.from_numpy(normals).view(value.shape).to(value.dtype)
+        return value + std * torch.from_numpy(normals).view(value.shape).to(value)
 
     def uniform(self, n: int) -> Tensor:
         """N uniform numbers from operating-system randomness."""

@@ -80,7 +80,7 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
     missing = _amounts(matched, drawing)
     images, labels, tried = [], [], 0
     for _ in range(drawing.tries):
-        wanted = torch.tensor([c for c, n in missing.items() for _ in range(n)], dtype=torch.int64)
+        wanted = matched["classes"].new_tensor([c for c, n in missing.items() for _ in range(n)])
         decoded = _decode(net, matched, missing, drawing, rng)
         right = _passes(net, decoded, wanted, drawing.filter)
         images.append(decoded[right])
@@ -110,7 +110,7 @@ def _decode(net, matched: Tree, missing: dict[int, int], drawing: Drawing, rng) 
     chosen = torch.cat(rows)
     means = matched["means"][chosen]
     spread = matched["spreads"][chosen] if drawing.spread == "released" else drawing.spread
-    noise = torch.randn(means.shape, generator=rng, dtype=means.dtype)
+    noise = torch.randn(means.shape, generator=rng, dtype=means.dtype).to(means.device)
     with torch.no_grad():
         return net.decode((means + spread * noise).clamp(0, 1))
 

@@ -20,9 +20,8 @@ def averages(shard: Shard, classes: int, group_size: int, order: torch.Generator
     The examples left over when `group_size` does not divide them are spread over the groups, so
     that no average holds fewer.
     """
-    groups = torch.randperm(len(shard), generator=order).tensor_split(
-        max(1, len(shard) // group_size)
-    )
+    groups = torch.randperm(len(shard), generator=order).to(shard.y.device)
+    groups = groups.tensor_split(max(1, len(shard) // group_size))
     labels = F.one_hot(shard.y, classes).to(shard.x.dtype)
     return {
         "x": torch.stack([shard.x[g].mean(0) for g in groups]),
@@ -50,14 +49,16 @@ def mixed(pool: Tree, lam: float, bounded: bool, draws: torch.Generator) -> Loss
     """
 
     def loss(net, batch):
-        pick = torch.randint(len(pool["x"]), (len(batch.y),), generator=draws)
+        pick = torch.randint(len(pool["x"]), (len(batch.y),), generator=draws).to(batch.y.device)
         x_bar, y_bar = pool["x"][pick], pool["y"][pick]
         v = ((1 - lam) * batch.x).requires_grad_()
         logits = net(v)
         own = F.cross_entropy(logits, batch.y, reduction="none")
         other = F.cross_entropy(logits, y_bar, reduction="none")
         # The sum: each example's derivative must not carry the batch's 1/b.
-        (slope,) = torch.autograd.grad(own.sum(), v, create_graph=True)
+        # A net in which clients train together takes the derivatives of all in one pass.
+        derivative = getattr(net, "derivative", None) or torch.autograd.grad
+        (slope,) = derivative(own.sum(), v, create_graph=True)
         mixture = own + lam * (slope * x_bar).flatten(1).sum(1)
         if bounded:  # differs from the paper: see above
             mixture = mixture.clamp(min=0)
