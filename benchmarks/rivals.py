@@ -264,6 +264,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.repeats < 1:
         parser.error(f"--repeats: expected a number above 0, got {given.repeats}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a side ends with this program
     pythons = environments(given.environments or HERE / ".rivals", not given.environments)
     versions = {name: require_pinned(name, python) for name, python in pythons.items()}
     pythons[OWN] = Path(sys.executable)
