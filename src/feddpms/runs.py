@@ -218,7 +218,8 @@ def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
     net = build(_shape(data), len(data.classes), settings.net, rng.at("initial weights"))
     task = Task(len(data.classes), len(shards), settings.rounds, net.latent)
     settings.method.start({}, task)  # complains about settings that do not fit the run
-    require_precision(settings.local, settings.privacy.training.kind != "none")
+    private, engine = settings.privacy.training.kind != "none", settings.engine
+    require_precision(settings.local, engine.device, private, engine.clients_at_once > 1)
     if train:
         _check_privacy(settings)
     first = RunRecord(

@@ -4,6 +4,7 @@ import torch
 from feddpms import config, runs
 from feddpms.algorithms import Training
 from feddpms.algorithms.fit import fit
+from feddpms.algorithms.precision import require_precision
 from feddpms.errors import ConfigError
 from small import client, small_net, three_shards
 
@@ -42,3 +43,19 @@ def test_private_training_in_bfloat16_is_refused_in_one_line(monkeypatch):
     run = config.parse({**values, "local": {"precision": "bfloat16"}})
     with pytest.raises(ConfigError, match=r"needs local\.precision=float32"):
         runs.run(run)
+
+
+def test_bfloat16_with_clients_at_once_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    run = config.parse(
+        {**SMALL, "local": {"precision": "bfloat16"}, "engine": {"clients_at_once": 2}}
+    )
+    with pytest.raises(ConfigError, match="do so in float32"):
+        runs.run(run)
+
+
+def test_bfloat16_on_a_gpu_without_it_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="needs a GPU that has it"):
+        require_precision(Training(precision="bfloat16"), "cuda", private=False, together=False)

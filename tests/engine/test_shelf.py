@@ -161,3 +161,10 @@ def test_a_missing_or_damaged_file_is_one_line(tmp_path):
     path.unlink()
     with pytest.raises(RunFolderError, match=r"0-1.safetensors.*no file"):
         Shelf(tmp_path, KNOWN).restore(named)
+
+
+def test_a_memory_that_only_the_inner_method_fills_is_kept(tmp_path):
+    shelf = Shelf(tmp_path, KNOWN, 1)
+    shelf.put(0, Memory(inner=Memory({"h": {"w": torch.ones(1)}})), 1)
+    shelf.put(1, memory(1), 1)
+    assert shelf[0].inner.trees["h"]["w"] == 1

@@ -129,7 +129,7 @@ def _gradients(me: Client, loss: Loss):
     def steps(net: Any, flat: Flat) -> Iterator[Tensor]:
         for batch in shuffled(me):
             flat.gradient.zero_()
-            with precision(me.local):
+            with precision(me.local, batch.x.device):
                 value = loss(net, batch)
             value.backward()
             yield value.detach()
