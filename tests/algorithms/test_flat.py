@@ -86,3 +86,21 @@ def test_training_leaves_no_gradient_behind():
     net = small_net()
     fit(client(three_shards()[0], net), {k: v.clone() for k, v in net.state_dict().items()})
     assert all(p.grad is None for p in net.parameters())
+
+
+def test_a_drift_is_added_to_each_steps_gradient_and_to_nothing_else():
+    """Plain SGD with a constant drift d moves lr * d further a step, where the loss is flat."""
+    net = small_net()
+    start = {k: v.clone() for k, v in net.state_dict().items()}
+    local = Training(epochs=2, batch_size=8, optimizer="sgd", momentum=0.0, lr=0.5)
+    key = "encoder.layers.0.weight"  # laid out in channels_last
+    drift = {key: torch.randn(start[key].shape, generator=torch.Generator().manual_seed(0))}
+
+    def flat_loss(net, batch):
+        return 0 * net(batch.x).sum()
+
+    fitted = fit(client(three_shards()[0], net, local=local), start, flat_loss, drift)
+    assert fitted.steps == 6
+    torch.testing.assert_close(fitted.tree[key], start[key] - 6 * 0.5 * drift[key])
+    trained = [k for k, _ in net.named_parameters() if k != key]
+    assert all(torch.equal(fitted.tree[k], start[k]) for k in trained)

@@ -124,6 +124,19 @@ def test_a_mistake_in_a_worker_is_told_with_its_place(workers):
         go(Fails(), workers)
 
 
+def _noted(crew, path, number):
+    if not number:
+        raise PrivacyError("no more budget")
+    time.sleep(0.2)
+    (path / str(number)).touch()
+
+
+def test_after_a_failure_no_further_job_is_begun(workers, tmp_path):
+    with pytest.raises(PrivacyError, match="no more budget"):
+        workers.run([(_noted, (tmp_path, number)) for number in range(12)])
+    assert len(list(tmp_path.iterdir())) <= 4  # what the workers held already
+
+
 def test_a_killed_worker_is_told():
     two = Workers(2)
     with pytest.raises(RuntimeError, match="a worker process was killed"):
