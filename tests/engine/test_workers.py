@@ -3,8 +3,11 @@
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -142,6 +145,41 @@ def test_a_killed_worker_is_told():
     with pytest.raises(RuntimeError, match="a worker process was killed"):
         go(Fails("killed"), two)
     two.close()
+
+
+SLEEPERS = """
+import sys
+from feddpms.engine.workers import Workers
+from workers_jobs import sleep
+if __name__ == "__main__":
+    two = Workers(2)
+    print(*[p.pid for p in two._processes], flush=True)
+    two.run([(sleep, ())] * 4)
+"""
+
+
+def test_workers_end_at_once_when_their_parent_is_killed(tmp_path):
+    (tmp_path / "parent.py").write_text(SLEEPERS)
+    (tmp_path / "workers_jobs.py").write_text("import time\ndef sleep(crew): time.sleep(60)\n")
+    command = [sys.executable, str(tmp_path / "parent.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(map(alive, pids))
+        time.sleep(1)
+        parent.kill()
+    until = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(alive, pids))
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def test_accounts_on_disk_are_the_clients_own_in_workers_too(workers, tmp_path):

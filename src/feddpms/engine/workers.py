@@ -125,11 +125,11 @@ class Workers:
 
 
 def _read(link: Any, inbox: SimpleQueue[Any]) -> None:
-    """Put what arrives in an inbox: a crew as a tuple, a job as bytes, None when it is over."""
+    """Put what arrives in an inbox: a crew as a tuple, a job as bytes."""
     with suppress(EOFError, OSError):
         while True:
             inbox.put(link.recv() if link.recv_bytes() == b"crew" else link.recv_bytes())
-    inbox.put(None)
+    os._exit(0)  # the parent is gone, and nobody waits for what is being done
 
 
 def packed(value: Any) -> bytes:
@@ -172,7 +172,8 @@ def _work(link: Any) -> None:
     # A thread reads, so that a parent that sends never waits for a worker that sends.
     Thread(target=_read, args=(link, inbox), daemon=True).start()
     with suppress(KeyboardInterrupt, BrokenPipeError):
-        while (message := inbox.get()) is not None:
+        while True:
+            message = inbox.get()
             if isinstance(message, tuple):
                 make, arguments = message
                 crew = make(*arguments)
