@@ -253,7 +253,7 @@ def _draw(settings: Run, net, released: dict[int, Tree], rng: Rng) -> Shard | No
         return None
     method = settings.method
     spread = method.synthesis.spread if isinstance(method, FedDPMS) else 0.3
-    drawing = Drawing(per_class=MADE, spread=spread)
+    drawing = Drawing(per_class=MADE, amount="per_class", spread=spread)
     made = [generate(net, t, drawing, rng.torch("draw", c)).shard for c, t in released.items()]
     return Shard(torch.cat([s.x for s in made]), torch.cat([s.y for s in made]))
 

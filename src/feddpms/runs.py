@@ -329,13 +329,14 @@ def _workers(
     count: int | None, settings: Run, examples: int, runs: int
 ) -> Iterator[Workers | None]:
     """Worker processes for runs of this length; None where they would not pay for their start."""
+    cohort = size_of_cohort(settings.engine.cohort, settings.partition.clients)
     if count is None:
         passes = examples * settings.local.epochs * settings.rounds * runs
-        cohort = size_of_cohort(settings.engine.cohort, settings.partition.clients)
         worth = passes > WORTH_WORKERS and not settings.engine.one_process
         count = min(cores(), cohort) if worth else 1
     if count < 1:
         raise ConfigError(f"--workers: expected auto or a number above 0, got {count}")
+    count = min(count, cohort)  # a further one would have nothing to do
     if count == 1:
         yield None
         return

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from feddpms import config, records, runs
 from feddpms.algorithms import FedAvg, FedDPMS, FedProx, Training, batches, fit, private
 from feddpms.algorithms.fedprox import proximal
+from feddpms.algorithms.flat import Flat
 from feddpms.algorithms.method import Client
 from feddpms.engine import Crew, Engine, simulate
 from feddpms.engine.grid import unfold
@@ -260,7 +261,11 @@ BUGS = {
         "further.backward()",
         "further.backward(retain_graph=True); further.backward()",
     ),
-    "a drift over the batch size": (fit._train, "p.grad += g", "p.grad += g / 4"),
+    "a drift over the batch size": (
+        fit._train,
+        "flat.gradient += correction",
+        "flat.gradient += correction / 4",
+    ),
 }
 
 
@@ -275,9 +280,10 @@ def test_the_comparison_catches(bug, optimizer, given_noise):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_comparison_catches_a_gradient_in_another_memory_layout(optimizer, dtype, given_noise):
     """Fused optimisers read it in the wrong order; autograd warns of it once, if at all."""
-    laid_out = "torch.empty_like(p, requires_grad=False).copy_(part.view(p.shape))"
+    laid_out = "view.copy_(part.view(view.shape))"
+    as_it_comes = "view.as_strided((view.numel(),), (1,)).copy_(part)"
     with (
-        planted(private._set, laid_out, "part.view(p.shape).to(p.dtype)"),
+        planted(Flat.set, laid_out, as_it_comes),
         pytest.raises(AssertionError, match=r"layers\.\d\.weight: Tensor-likes are not close"),
         warnings.catch_warnings(action="ignore", category=UserWarning),
     ):
@@ -380,9 +386,9 @@ def test_neither_steps_nor_divisor_nor_event_follow_from_the_shard(given_noise, 
     for n in (1, 7, 20, 90):
         net, shard = group_net(), images(n, 3)
         me = client(shard, net, privacy=private_settings(), local=Training(epochs=EPOCHS))
-        named = {key: dict(net.named_parameters())[key]}
-        steps = private.noisy_gradients(me, loss)(net, named)
-        taken = [named[key].grad[0].item() * BATCH / CLIP for _ in steps]
+        flat = Flat({key: dict(net.named_parameters())[key]})
+        steps = private.noisy_gradients(me, loss)(net, flat)
+        taken = [flat.gradient[0].item() * BATCH / CLIP for _ in steps]
         sizes = [len(own.y) for own, _ in batches.poisson(me)]
         assert sizes == pytest.approx(taken)
         assert len(taken) == EPOCHS * 5

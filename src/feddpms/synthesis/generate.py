@@ -67,8 +67,8 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
 
     Args:
         net: a network that holds the global weights and the global decoder.
-        matched: `classes` [m], `means` [m, latent], `deficits` [m] and, for the spread `released`,
-            `spreads` [m, latent]; several means of a class are used in turn.
+        matched: `classes` [m], `means` [m, latent], for the amount `deficit` `deficits` [m] and for
+            the spread `released` `spreads` [m, latent]; several means of a class are used in turn.
         drawing: number (at least 1), spread and cap.
         rng: stream of the draws.
 
@@ -98,10 +98,11 @@ def generate(net, matched: Tree, drawing: Drawing, rng: torch.Generator) -> Synt
 
 def _amounts(matched: Tree, drawing: Drawing) -> dict[int, int]:
     """How many examples of each class to make, by class."""
-    lacking = dict(zip(matched["classes"].tolist(), matched["deficits"].tolist(), strict=True))
-    most = drawing.per_class
-    fill = drawing.amount == "deficit"
-    return {c: min(most, n) if fill else most for c, n in sorted(lacking.items())}
+    classes, most = matched["classes"].tolist(), drawing.per_class
+    if drawing.amount == "per_class":
+        return dict.fromkeys(sorted(set(classes)), most)
+    lacking = zip(classes, matched["deficits"].tolist(), strict=True)
+    return {c: min(most, n) for c, n in sorted(set(lacking))}
 
 
 def _decode(net, matched: Tree, missing: dict[int, int], drawing: Drawing, rng) -> Tensor:
