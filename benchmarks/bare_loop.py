@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 import typer
-from common import in_turn, ratios, save, spread
+from common import Batch, Images, Record, Steps, Turns, in_turn, ratios, run, save, spread
 
 from feddpms.algorithms import FedAvg, Training
 from feddpms.engine import Crew, Engine, evaluate, simulate
@@ -24,9 +24,16 @@ from feddpms.types import Shard, Task
 CLIENTS, ROUNDS, CLASSES = 10, 2, 10
 
 
-def images(n: int, channels: int, seed: int) -> Shard:
-    """Noise images with random labels; a step takes as long as on real ones."""
-    side, g = 28 if channels == 1 else 32, torch.Generator().manual_seed(seed)
+def images(n: int, kind: Images, seed: int) -> Shard:
+    """Noise images with random labels; a step takes as long as on real ones.
+
+    Args:
+        n: how many.
+        kind: grey ones are 28x28, colour ones 32x32.
+        seed: of pixels and labels.
+    """
+    channels, side = (1, 28) if kind == Images.grey else (3, 32)
+    g = torch.Generator().manual_seed(seed)
     x = torch.rand(n, channels, side, side, generator=g)
     return Shard(x, torch.randint(0, CLASSES, (n,), generator=g))
 
@@ -41,7 +48,7 @@ def loop(net: Any, train: Shard, test: Shard, batch: int, fused: bool) -> Callab
     """A loop over batches; as many as the engine's clients train on."""
     trained = [p for _, p in trunk(dict(net.named_parameters())).items()]
 
-    def run() -> None:
+    def train_all() -> None:
         optimizer = torch.optim.Adam(trained, 1e-3, fused=fused)
         for epoch in range(ROUNDS):
             net.train()
@@ -52,7 +59,7 @@ def loop(net: Any, train: Shard, test: Shard, batch: int, fused: bool) -> Callab
                 optimizer.step()
             evaluate(net, test, CLASSES)
 
-    return run
+    return train_all
 
 
 def engine(train: Shard, test: Shard, batch: int) -> Callable[[], None]:
@@ -71,15 +78,16 @@ def void(_: object) -> None:
 
 
 def main(
-    batch: Annotated[int, typer.Option(help="Images in a step.")] = 64,
-    channels: Annotated[int, typer.Option(help="1 for 28x28 grey, 3 for 32x32 colour.")] = 1,
-    steps: Annotated[int, typer.Option(help="Steps of a client in a round.")] = 10,
-    turns: Annotated[int, typer.Option(help="How often each side is measured.")] = 9,
+    batch: Batch = 64,
+    kind: Annotated[Images, typer.Option("--images")] = Images.grey,
+    steps: Steps = 10,
+    turns: Turns = 7,
     compiled: Annotated[bool, typer.Option(help="Also the limit with torch.compile.")] = False,
+    record: Record = False,
 ) -> None:
-    """Measure, print the ratios, and write results/bare_loop-*.json."""
+    """Print the ratios of seconds: a loop's over the engine's."""
     torch.set_num_threads(1)
-    train, test = images(CLIENTS * steps * batch, channels, 0), images(500, channels, 1)
+    train, test = images(CLIENTS * steps * batch, kind, 0), images(500, kind, 1)
     limit = network(train)
     plain = network(train).to(memory_format=torch.contiguous_format)
     sides = {
@@ -91,10 +99,12 @@ def main(
         sides["compiled"] = loop(torch.compile(network(train)), train, test, batch, fused=True)
     seconds = in_turn(sides, turns)
     found = {name: ratios(s, seconds["engine"]) for name, s in seconds.items() if name != "engine"}
-    save(f"bare_loop-{channels}x{batch}", {"seconds": seconds, "ratios to engine": found})
+    if record:
+        name = "-".join(["bare_loop", kind, str(batch), *["compiled"] * compiled])
+        save(name, {"seconds": seconds, "ratios to engine": found})
     for name, values in found.items():
         print(f"{name} loop / engine: {spread(values)}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

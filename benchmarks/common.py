@@ -7,11 +7,15 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from feddpms.engine import cores
+from feddpms.errors import FeddpmsError
 from feddpms.records import write_file
 
 RESULTS = Path(__file__).parent / "results"
@@ -51,6 +55,30 @@ def machine() -> dict[str, Any]:
         names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
         cpu = names[0].partition(":")[2].strip() if names else cpu
     return {"cpu": cpu, "cores": cores(), "system": platform.system()}
+
+
+Turns = Annotated[int, typer.Option(min=1, help="How often each side is measured.")]
+Batch = Annotated[int, typer.Option(min=2, help="Images in a step.")]
+Steps = Annotated[int, typer.Option(min=1, help="Steps of a client in a round.")]
+Record = Annotated[bool, typer.Option("--record", help="Write benchmarks/results, too.")]
+"""A trial writes nothing over what was recorded."""
+
+
+class Images(StrEnum):
+    """What images are made of."""
+
+    grey = "grey"
+    colour = "colour"
+
+
+def run(main: Callable[..., None]) -> None:
+    """Run a benchmark's command; a setting that does not fit is one line."""
+    app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
+    app.command()(main)
+    try:
+        app()
+    except FeddpmsError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
 
 
 def save(name: str, values: Mapping[str, Any], packages: Sequence[str] = ()) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 import typer
 from bare_loop import images, network
-from common import in_turn, ratios, save, spread
+from common import Batch, Images, Record, Steps, Turns, in_turn, ratios, run, save, spread
 from torch.utils.flop_counter import FlopCounterMode
 
 from feddpms.algorithms import Training
@@ -28,10 +28,10 @@ def training(train: Shard, batch: int) -> Callable[[], None]:
     local, task = Training(epochs=1, batch_size=batch), Task(10, 1, 1, net.latent)
     me = Client(0, train, net, task, local, 1e-3, privacy, Rng(0), Account(privacy), 1)
 
-    def run() -> None:
+    def one_pass() -> None:
         fit(me, start)
 
-    return run
+    return one_pass
 
 
 def operations(train: Shard, batch: int) -> int:
@@ -43,14 +43,15 @@ def operations(train: Shard, batch: int) -> int:
 
 
 def main(
-    batch: Annotated[int, typer.Option(help="Images in a step.")] = 64,
-    channels: Annotated[int, typer.Option(help="1 for 28x28 grey, 3 for 32x32 colour.")] = 1,
-    steps: Annotated[int, typer.Option(help="Steps in a turn.")] = 50,
-    turns: Annotated[int, typer.Option(help="How often each side is measured.")] = 9,
+    batch: Batch = 64,
+    kind: Annotated[Images, typer.Option("--images")] = Images.grey,
+    steps: Steps = 50,
+    turns: Turns = 7,
+    record: Record = False,
 ) -> None:
-    """Measure, print the share, and write results/roofline-*.json."""
+    """Print operations a second, and the share of the product's."""
     torch.set_num_threads(1)
-    train = images(steps * batch, channels, 0)
+    train = images(steps * batch, kind, 0)
     a = torch.rand(SIDE, SIDE, generator=torch.Generator().manual_seed(0))
 
     def products() -> None:
@@ -64,11 +65,12 @@ def main(
         "product": [peak / s / 1e9 for s in seconds["product"]],
     }
     share = ratios(rates["training"], rates["product"])
-    save(f"roofline-{channels}x{batch}", {"GFLOP/s": rates, "share": share})
+    if record:
+        save(f"roofline-{kind}-{batch}", {"GFLOP/s": rates, "share": share})
     for name, values in rates.items():
         print(f"{name}: {spread(values)} GFLOP/s")
     print(f"training / product: {spread(share)}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

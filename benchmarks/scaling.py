@@ -16,15 +16,16 @@ import numpy as np
 import torch
 import typer
 from bare_loop import CLASSES, images, network
-from common import save
+from common import Images, Record, Turns, run, save
 
 from feddpms.algorithms import FedAvg, Moon, Training
 from feddpms.engine import Crew, Engine, Workers, simulate
+from feddpms.errors import ConfigError
 from feddpms.privacy import Ledger, Privacy
 from feddpms.rng import Rng
 from feddpms.types import Shard, Task
 
-COHORT, IMAGES = 20, 60_000
+COHORT, IMAGES, EACH = 20, 60_000, 60
 PAGE = resource.getpagesize()
 
 
@@ -35,14 +36,12 @@ def resident() -> float:
 
 def cell(clients: int, rounds: int) -> dict[str, Any]:
     """One run: seconds and memory of each round, and the peak."""
-    data, each = images(IMAGES, 1, 0), IMAGES // clients
-    x, y = data.x.split(each), data.y.split(each)
-    shards = {
-        c: Shard(x[c][:60], y[c][:60]) for c in range(clients)
-    }  # the same work for any number
-    net = network(data)
+    data, apart = images(IMAGES, Images.grey, 0), IMAGES // clients
+    x, y = data.x.split(apart), data.y.split(apart)
+    shards = {c: Shard(x[c][:EACH], y[c][:EACH]) for c in range(clients)}  # always the same work
+    net, test = network(data), images(500, Images.grey, 1)
     task = Task(CLASSES, clients, rounds, net.latent)
-    crew = Crew(Moon(), shards, images(500, 1, 1), net, task, Training(epochs=1), Privacy(), Rng(0))
+    crew = Crew(Moon(), shards, test, net, task, Training(epochs=1), Privacy(), Rng(0))
     seconds, memory = list[float](), list[float]()
 
     def note(record, progress) -> None:
@@ -57,12 +56,12 @@ def cell(clients: int, rounds: int) -> dict[str, Any]:
 def workers(turns: int) -> list[float]:
     """Speed of two workers over one, FedAvg on ten clients of 640 images, two epochs."""
     torch.set_num_threads(1)
-    data = images(6400, 1, 0)
+    data = images(6400, Images.grey, 0)
     shards = {c: Shard(data.x[c * 640 :][:640], data.y[c * 640 :][:640]) for c in range(10)}
     net = network(data)
     task = Task(CLASSES, 10, 2, net.latent)
     local = Training(epochs=2)
-    crew = Crew(FedAvg(), shards, images(500, 1, 1), net, task, local, Privacy(), Rng(0))
+    crew = Crew(FedAvg(), shards, images(500, Images.grey, 1), net, task, local, Privacy(), Rng(0))
     pool, found = Workers(2), list[float]()
     for turn in range(turns + 1):
         took = []
@@ -83,20 +82,32 @@ def slope(memory: list[float]) -> tuple[float, float]:
     return float(rate), float(covariance[0, 0] ** 0.5)
 
 
+def _numbers(clients: str) -> list[int]:
+    """Numbers of clients."""
+    parts = clients.split(",")
+    if not all(p.isdecimal() and COHORT <= int(p) <= IMAGES // EACH for p in parts):
+        raise ConfigError(
+            f"--clients: expected numbers from {COHORT} to {IMAGES // EACH} with commas between, "
+            f'got "{clients}"'
+        )
+    return [int(p) for p in parts]
+
+
 def main(
-    clients: Annotated[str, typer.Option(help="Numbers, with commas between.")] = "20,100,1000",
-    rounds: Annotated[int, typer.Option(help="Rounds of a run.")] = 60,
-    turns: Annotated[int, typer.Option(help="How often workers are measured.")] = 7,
+    clients: Annotated[str, typer.Option(help="20 to 1000, with commas between.")] = "20,100,1000",
+    rounds: Annotated[int, typer.Option(min=8, help="Rounds of a run.")] = 60,
+    turns: Turns = 7,
+    record: Record = False,
     one: Annotated[int, typer.Option(help="Run one cell and print it as JSON.", hidden=True)] = 0,
 ) -> None:
-    """Measure, print the table and the ratios, and write results/scaling.json."""
+    """Print seconds and memory by number of clients, and the speed of two workers over one."""
     if one:
         print(json.dumps(cell(one, rounds)))
         return
     cells = []
-    for number in map(int, clients.split(",")):
+    for number in _numbers(clients):
         command = [sys.executable, __file__, "--one", str(number), "--rounds", str(rounds)]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         found = json.loads(said)
         rate, error = slope(found["MB"])
         found |= {"MB a round": rate, "standard error": error}
@@ -106,7 +117,8 @@ def main(
             f"round, peak {found['peak MB']:.0f} MB, growth {rate:+.4f} ± {error:.4f} MB a round"
         )
     speedups = workers(turns)
-    save("scaling", {"cells": cells, "two workers": speedups})
+    if record:
+        save("scaling", {"cells": cells, "two workers": speedups})
     peaks = {c["clients"]: c["peak MB"] for c in cells}
     print(f"two workers / one: {statistics.median(speedups):.3f} ({len(speedups)} turns)")
     if {100, 1000} <= peaks.keys():
@@ -114,4 +126,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)
