@@ -45,9 +45,9 @@ def rounds(method: str, seed: int, n: int, classes: int) -> list[RoundRecord]:
                 seconds=1.25,
                 timing={
                     "train": 1.0,
-                    "synthesis": 0.0 if method != "feddpms" else 0.05,
+                    "synthesis": 0.05 if phase == "classify" else 0.0,
                     "evaluate": 0.125,
-                    "exchange": 0.125 if method != "feddpms" else 0.075,
+                    "exchange": 0.075 if phase == "classify" else 0.125,
                     "images_per_second": 5120.0 if i % 2 else 5100.0,
                 },
                 bytes_up=0 if method == "local" else 2_440_000 * (2 if phase == "vae" else 1),

@@ -242,6 +242,7 @@ def test_the_page_says_where_the_time_went(html: str):
     ]
     table = [cells[i : i + 7] for i in range(start + 1, start + 1 + 4 * 7, 7)]
     assert ["fedavg", "train", "80%", "0%", "10%", "10%", "5,110"] in table
+    assert ["feddpms", "vae", "80%", "0%", "10%", "10%", "5,110"] in table
     assert ["feddpms", "classify", "80%", "4%", "10%", "6%", "5,110"] in table
 
 
