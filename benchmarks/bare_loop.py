@@ -70,11 +70,11 @@ def engine(train: Shard, test: Shard, batch: int) -> Callable[[], None]:
     task = Task(CLASSES, CLIENTS, ROUNDS, net.latent)
     local = Training(epochs=1, batch_size=batch)
     crew = Crew(FedAvg(), shards, test, net, task, local, Privacy(), Rng(0))
-    return lambda: void(simulate(crew, Engine(), Ledger()))
 
+    def rounds() -> None:
+        simulate(crew, Engine(), Ledger())
 
-def void(_: object) -> None:
-    """Nothing."""
+    return rounds
 
 
 def main(
