@@ -238,3 +238,20 @@ def test_no_split_is_written_where_noise_is_secure(tmp_path):
     assert '"type": "run"' in log
     assert '"type": "partition"' not in log
     assert '"simulated": true' not in (tmp_path / "run" / "ledger.jsonl").read_text()
+
+
+@pytest.mark.parametrize(("asked", "started"), [(1000, 2), (2, 2), (1, None)])
+def test_no_more_workers_start_than_a_cohort_has_clients(asked, started, monkeypatch):
+    counts = []
+
+    class Counted:
+        def __init__(self, count):
+            counts.append(count)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(runs, "Workers", Counted)
+    settings = config.parse({"partition": {"clients": 8}, "engine": {"cohort": 0.25}})
+    with runs._workers(asked, settings, 1000, 1):
+        assert counts == ([started] if started else [])
