@@ -108,6 +108,9 @@ def main() -> None:
     if given.processes == 1 or torch.distributed.get_rank() == 0:
         rounds.steps = steps.tolist()
         rounds.write(given.out, parameters(trained.pytorch_model))
+    if given.processes > 1:  # a process that ends before the others makes them abort
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

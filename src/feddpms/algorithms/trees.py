@@ -35,25 +35,32 @@ def mean(trees: list[Tree], weights: list[float]) -> Tree:
         trees: at least one.
         weights: not negative, one a tree; they need not sum to 1.
     """
-    share = [w / sum(weights) for w in weights]
-    merged = {}
-    for key, first in trees[0].items():
-        values = [t[key] for t in trees]
-        if not first.is_floating_point():
-            merged[key] = torch.stack(values).amax(0)
+    first = trees[0]
+    keys = [k for k, v in first.items() if v.is_floating_point()]
+    total = torch.zeros(sum(first[k].numel() for k in keys), dtype=torch.float64)
+    row = torch.empty_like(total)
+    squares = _parts(row, first, keys)
+    for tree, weight in zip(trees, weights, strict=True):
+        row.copy_(torch.cat([tree[k].reshape(-1) for k in keys]))
+        _add_squares(squares, 1)  # E[x^2] adds up; a variance does not
+        total += row.mul_(weight / sum(weights))
+    merged = _parts(total, first, keys)
+    _add_squares(merged, -1)
+    for key in first:
+        if key not in merged:
+            merged[key] = torch.stack([t[key] for t in trees]).amax(0)
         elif key.endswith(VARIANCE):
-            means = [t[key.removesuffix(VARIANCE) + "running_mean"].double() for t in trees]
-            moments = [v.double() + m.square() for v, m in zip(values, means, strict=True)]
-            pooled = _sum(moments, share) - _sum(means, share).square()
-            merged[key] = pooled.clamp(min=0).to(first.dtype)
-        else:
-            merged[key] = _sum([v.double() for v in values], share).to(first.dtype)
-    return merged
+            merged[key].clamp_(min=0)
+    return {k: torch.empty_like(v).copy_(merged[k].view(v.shape)) for k, v in first.items()}
 
 
-def _sum(values: list[Tensor], share: list[float]) -> Tensor:
-    """Weighted sum in the order given."""
-    total = torch.zeros_like(values[0])
-    for value, p in zip(values, share, strict=True):
-        total = total + p * value
-    return total
+def _parts(row: Tensor, like: Tree, keys: list[str]) -> Tree:
+    """The entries that lie side by side in a row, as flat views of it."""
+    return dict(zip(keys, row.split([like[k].numel() for k in keys]), strict=True))
+
+
+def _add_squares(parts: Tree, sign: int) -> None:
+    """Add a batch norm's squared mean to its variance, or take it off."""
+    for key, value in parts.items():
+        if key.endswith(VARIANCE):
+            value += sign * parts[key.removesuffix(VARIANCE) + "running_mean"].square()

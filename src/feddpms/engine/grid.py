@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Protocol
 
+from torch import Tensor
+
 from feddpms.types import Message
 
 
@@ -21,9 +23,13 @@ class Grid(Protocol):
 
 def size(message: Message) -> int:
     """Bytes of a message's payload: its tensors, 8 a number, and its inner message."""
-    tensors = sum(t.nbytes for tree in message.trees.values() for t in tree.values())
-    inner = size(message.inner) if message.inner else 0
-    return tensors + 8 * len(message.numbers) + inner
+    numbers = sum(len(m.numbers) for m in unfold(message))
+    return sum(t.nbytes for t in tensors(message)) + 8 * numbers
+
+
+def tensors(message: Message) -> list[Tensor]:
+    """All tensors of a message and of its inner message."""
+    return [t for m in unfold(message) for tree in m.trees.values() for t in tree.values()]
 
 
 def unfold(message: Message) -> list[Message]:

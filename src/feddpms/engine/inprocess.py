@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +18,7 @@ from feddpms.clock import Spent, clock
 from feddpms.engine.batched import run_together
 from feddpms.engine.device import moved
 from feddpms.engine.evaluate import PART, Score, Tally, tally, total
+from feddpms.engine.grid import tensors
 from feddpms.engine.shelf import Shelf
 from feddpms.engine.workers import Job, Workers
 from feddpms.privacy import Account, Kept, Privacy
@@ -93,7 +94,10 @@ class InProcess:
             (answer, (c, asks[c], round, self.memories.get(c, Memory()), self.accounts.get(c)))
             for c in order
         ]
-        done = self._do(jobs) if self.at_once == 1 else self._do_together(jobs)
+        if self.at_once == 1:
+            done = self._do(jobs, (t for ask in asks.values() for t in tensors(ask)))
+        else:
+            done = self._do_together(jobs)
         answers = dict(zip(order, done, strict=True))
         for client in sorted(answers):
             _, memory, account, spent = answers[client]
@@ -113,7 +117,8 @@ class InProcess:
             for i in range(len(trees))
             for start in range(0, len(test), step)
         ]
-        done = self._do([(scored, (trees[i], part.start, part.stop)) for i, part in places])
+        jobs: list[Job] = [(scored, (trees[i], part.start, part.stop)) for i, part in places]
+        done = self._do(jobs, (t for i, _ in places for t in trees[i].values()))
         parts: list[list[Tally]] = [[] for _ in trees]
         for (i, _), tallies in zip(places, done, strict=True):
             parts[i] += tallies
@@ -128,10 +133,10 @@ class InProcess:
         privacy = self.crew.privacy
         self.accounts = {c: Account.restored(privacy, c, kept) for c, kept in accounts.items()}
 
-    def _do(self, jobs: list[Job]) -> list[Any]:
-        """Results of jobs, in order."""
+    def _do(self, jobs: list[Job], given: Iterable[Tensor]) -> list[Any]:
+        """Results of jobs, in order, given tensors that several of them may have."""
         if self.workers and len(jobs) > 1:
-            return self.workers.run(jobs)
+            return self.workers.run(jobs, given)
         with one_thread():
             return [function(self.crew, *arguments) for function, arguments in jobs]
 

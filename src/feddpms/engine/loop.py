@@ -15,6 +15,7 @@ from feddpms.engine.checkpoint import known_types
 from feddpms.engine.device import repeatable
 from feddpms.engine.evaluate import Score, average
 from feddpms.engine.grid import Grid, size, unfold
+from feddpms.engine.heap import keep_memory
 from feddpms.engine.inprocess import Crew, InProcess, one_thread
 from feddpms.engine.shelf import Shelf
 from feddpms.engine.workers import Workers
@@ -137,6 +138,7 @@ def simulate(
         ConfigError: a setting of the method or of the engine does not fit the run.
     """
     require_engine(engine, crew.privacy, workers.count if workers else 1)
+    keep_memory()
     method = crew.method
     if method.about.scope == "pooled":
         crew = _pooled(crew)
