@@ -10,6 +10,15 @@ from feddpms.types import Message, Tree
 VARIANCE = "running_var"
 
 
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+"""endings of what a network counts and does not train"""
+
+
+def trained(tree: Tree) -> Tree:
+    """The entries of a network that are trained: no batch-norm statistics, no counters."""
+    return {k: v for k, v in tree.items() if not k.endswith(BUFFERS)}
+
+
 def average(replies: Mapping[int, Message], name: str = "model") -> Tree:
     """Mean of a tree over the replies, weighted by each client's number of examples.
 

@@ -222,7 +222,7 @@ class _Pickler(pickle.Pickler):
         """How to make a tensor again; anything else, and what has gaps, goes the usual way."""
         if type(value) is not Tensor or value.requires_grad or not _dense(value):
             return NotImplemented
-        numbers = value.as_strided((value.numel(),), (1,)).view(torch.uint8).numpy()
+        numbers = value.as_strided((value.numel(),), (1,)).view(torch.uint8).numpy().data
         given = pickle.PickleBuffer(numbers), value.dtype, tuple(value.shape), value.stride()
         return _tensor, given
 
