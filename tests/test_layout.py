@@ -9,9 +9,19 @@ from feddpms.algorithms import METHODS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "feddpms"
-SHARED = ("__init__", "batches", "fit", "flat", "method", "precision", "private", "trees")
+SHARED = (
+    "__init__",
+    "batches",
+    "correction",
+    "fit",
+    "flat",
+    "method",
+    "precision",
+    "private",
+    "trees",
+)
 METHOD_FILES = sorted(f for f in (SOURCE / "algorithms").glob("*.py") if f.stem not in SHARED)
-CEILINGS = {"feddpms": 200, "fit": 155, "method": 188, "private": 115}
+CEILINGS = {"feddpms": 200, "trees": 95, "fit": 155, "method": 195, "private": 115}
 
 every_method = pytest.mark.parametrize("name", METHODS)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 import feddpms
 from feddpms import config, records
 from feddpms.algorithms import FedDPMS
+from feddpms.algorithms.correction import require_optimizer
 from feddpms.algorithms.precision import require_precision
 from feddpms.algorithms.private import require_private_training
 from feddpms.config import Run
@@ -217,6 +218,7 @@ def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
     shards = [Shard(data.train.x[i], data.train.y[i]) for i in map(torch.from_numpy, parts)]
     net = build(_shape(data), len(data.classes), settings.net, rng.at("initial weights"))
     task = Task(len(data.classes), len(shards), settings.rounds, net.latent)
+    require_optimizer(settings.method, settings.local)
     settings.method.start({}, task)  # complains about settings that do not fit the run
     private, engine = settings.privacy.training.kind != "none", settings.engine
     require_precision(settings.local, engine.device, private, engine.clients_at_once > 1)

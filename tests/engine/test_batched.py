@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from contract.test_contract import CASES, same
 from feddpms import runs
 from feddpms.algorithms import About, FedAvg, Training
+from feddpms.algorithms.correction import Correction
 from feddpms.algorithms.fit import fit, load
 from feddpms.config import Run
 from feddpms.engine import Crew, Engine, require_engine, simulate
@@ -145,21 +146,24 @@ def drifting(me, start):
     """A drift of its own, for two entries; client 2 has none, client 1 one of them."""
     drift = {k: torch.full_like(start[k], 0.1 * (me.id + 1)) for k in list(start)[:2]}
     names = {2: 0, 1: 1}.get(me.id, 2)
-    return fit(me, start, drift=dict(list(drift.items())[:names]))
+    return fit(me, start, correction=Correction(dict(list(drift.items())[:names])))
 
 
 def pulled(me, start):
     """A pull to a place of its own, by a strength of its own."""
-
-    def penalty(net):
-        return sum((p - 0.1 * me.id).square().sum() for _, p in net.named_parameters()) * me.id
-
-    return fit(me, start, penalty=penalty)
+    centre = {k: torch.full_like(v, 0.1 * me.id) for k, v in start.items() if "bias" in k}
+    return fit(me, start, correction=Correction({}, centre, pull=0.3 * me.id))
 
 
 def pulled_alone(me, start):
     """Only client 1 is pulled."""
     return pulled(me, start) if me.id == 1 else fit(me, start)
+
+
+def decoupled(me, start):
+    """Drift and pull as a step after the optimiser's."""
+    drift = {k: torch.full_like(start[k], 0.1 * (me.id + 1)) for k in list(start)[:2]}
+    return fit(me, start, correction=Correction(drift, start, 0.3, decoupled=True))
 
 
 def curious(me, start):
@@ -207,9 +211,8 @@ def longer(me, start):
     return fit(replace(me, local=replace(me.local, epochs=2 + (me.id == 0))), start)
 
 
-RULES = {
-    f.__name__: f for f in (drifting, pulled, pulled_alone, curious, constant, twice, part, longer)
-}
+OWN = (drifting, pulled, pulled_alone, decoupled, curious, constant, twice, part, longer)
+RULES = {f.__name__: f for f in OWN}
 
 
 @every_setting

@@ -24,7 +24,9 @@ class About:
         family: where it acts: `aggregation` at the server, `drift` control in local training,
             `data` enrichment (wraps another method), or a `bound` to compare with.
         paper: authors, title, venue.
-        extra: what it keeps and sends beyond FedAvg's one model each way.
+        extra: what it sends beyond FedAvg's one model each way.
+        client_state: what a client keeps between rounds.
+        server_state: what the server keeps beside the global model.
         scope: whose model is measured: the global one (`federated`), each client's own (`local`),
             or one trained on the `pooled` data.
         generative: it uses the decoder and the log-variance head.
@@ -34,6 +36,8 @@ class About:
     family: Literal["aggregation", "drift", "data", "bound"]
     paper: str
     extra: str = "nothing"
+    client_state: str = "nothing"
+    server_state: str = "nothing"
     scope: Literal["federated", "local", "pooled"] = "federated"
     generative: bool = False
     per_example: bool = True

@@ -10,6 +10,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from feddpms.algorithms import Method
+from feddpms.algorithms.correction import require_optimizer
 from feddpms.clock import clock
 from feddpms.engine.checkpoint import known_types
 from feddpms.engine.device import repeatable
@@ -26,7 +27,7 @@ from feddpms.privacy.mechanism import PAPER, TUNED
 from feddpms.records import RoundRecord
 from feddpms.types import Memory, Message, Shard, Tree, settings
 
-PRIVATE = ("examples", "steps", "train_loss")
+PRIVATE = ("examples", "steps", "train_loss", "path_length")
 
 
 @settings
@@ -140,6 +141,7 @@ def simulate(
     require_engine(engine, crew.privacy, workers.count if workers else 1)
     keep_memory()
     method = crew.method
+    require_optimizer(method, crew.local)
     if method.about.scope == "pooled":
         crew = _pooled(crew)
     memories = Shelf(known=known_types(method)) if memories is None else memories
