@@ -199,10 +199,13 @@ def methods() -> None:
     """List the methods."""
     from feddpms.algorithms import METHODS
 
+    head = ("method", "family", "source", "sends beyond a model", "client keeps", "server keeps")
+    abouts = {name: cls.about for name, cls in METHODS.items()}
     rows = [
-        (name, cls.about.family, cls.about.paper, cls.about.extra) for name, cls in METHODS.items()
+        (name, a.family, a.paper, a.extra, a.client_state, a.server_state)
+        for name, a in abouts.items()
     ]
-    typer.echo(columns([("method", "family", "source", "beyond one model each way"), *rows]))
+    typer.echo(columns([head, *rows]))
     typer.echo("\nfamily `data` wraps a training method: feddpms+moon is FedDPMS around MOON.")
 
 

@@ -22,13 +22,23 @@ from test_methods import (
     stream,
 )
 
-from feddpms.algorithms import FedAvg, FedDC, FedDyn, FedNova, Scaffold, Training
+from contract.test_contract import settled
+from feddpms.algorithms import (
+    METHODS,
+    FedAvg,
+    FedDC,
+    FedDPMS,
+    FedDyn,
+    FedNova,
+    Scaffold,
+    Training,
+)
 from feddpms.algorithms.correction import effective_steps, require_optimizer
 from feddpms.config import parse
 from feddpms.errors import ConfigError
 from feddpms.models import trunk
 from feddpms.types import Shard, Task
-from small import client
+from small import client, small_net, three_shards
 
 N = len(SIZES)
 
@@ -295,3 +305,19 @@ def test_adam_is_refused_unless_the_settings_say_what_to_do(name):
     inner = parse({"method": f"feddpms+{name}"})
     with pytest.raises(ConfigError, match=r"method.inner.with_adam=decoupled"):
         require_optimizer(inner.method, inner.local)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "feddc"])
+def test_inside_feddpms_the_decoder_is_not_steered(name):
+    """It stays with a client for several rounds, so nothing brings it back to a global one."""
+    inner = settled(METHODS[name])
+    method = FedDPMS(inner=inner, preliminary_rounds=2)
+    net, task = small_net(), Task(3, 3, 5, 6)
+    state = method.start(net.state_dict(), task)
+    for t in (1, 2):
+        me = client(three_shards()[0], net, round=t)
+        _, memory = method.client(method.ask(state, 0, t), me)
+        assert memory.inner.trees
+        for tree in memory.inner.trees.values():
+            assert not any(k.startswith("decoder") for k in tree)
+            assert any(k.startswith("encoder") for k in tree)

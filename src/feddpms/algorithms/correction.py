@@ -71,10 +71,11 @@ def require_optimizer(method: Any, local: Training, where: str = "method") -> No
         ConfigError: names the choices.
     """
     if local.optimizer == "adam" and getattr(method, "with_adam", "decoupled") == "refuse":
+        name = type(method).__name__.lower()
         raise ConfigError(
-            f"{type(method).__name__.lower()} is defined for SGD, got local.optimizer=adam; set "
-            f"local.optimizer=sgd (and local.lr for it, such as 0.01), or {where}.with_adam="
-            "decoupled, which corrects after Adam's step"
+            f"{name} is defined for SGD, got local.optimizer=adam; set local.optimizer=sgd (and "
+            f"local.lr for it, such as 0.01), or {where}.with_adam=decoupled, which corrects after "
+            f"Adam's step (in a comparison: {name}.with_adam=decoupled)"
         )
     if hasattr(method, "inner"):
         require_optimizer(method.inner, local, f"{where}.inner")

@@ -66,7 +66,7 @@ def mean(trees: list[Tree], weights: list[float]) -> Tree:
     row = torch.empty_like(total)
     squares = _parts(row, first, keys)
     for tree, weight in zip(trees, weights, strict=True):
-        row.copy_(torch.cat([tree[k].reshape(-1) for k in keys]))
+        row.copy_(torch.cat([torch.empty(0), *(tree[k].reshape(-1) for k in keys)]))
         _add_squares(squares, 1)  # E[x^2] adds up; a variance does not
         total += row.mul_(weight / sum(weights))
     merged = _parts(total, first, keys)
