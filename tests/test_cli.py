@@ -471,6 +471,8 @@ def test_the_version_is_in_the_record(finished):
         "run --set method.synthesis.per_class=1000000000000",
         "run --seed 99999999999999999999999",
         "compare --set seed=3",
+        "run --method scaffold",
+        "compare --methods fedavg,feddpms+feddyn",
     ],
 )
 def test_what_a_stranger_tried_is_refused_in_one_line(line, tmp_path, monkeypatch, capsys):

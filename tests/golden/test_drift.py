@@ -302,6 +302,8 @@ def test_adam_is_refused_unless_the_settings_say_what_to_do(name):
     require_optimizer(adam.method, replace(adam.local, optimizer="sgd"))
     decoupled = parse({"method": {"name": name, "with_adam": "decoupled"}})
     require_optimizer(decoupled.method, decoupled.local)
+    with pytest.raises(ConfigError, match="defined for SGD"):
+        run(adam.method, replace(TRAINING, optimizer="adam"))  # from Python, without a run folder
     inner = parse({"method": f"feddpms+{name}"})
     with pytest.raises(ConfigError, match=r"method.inner.with_adam=decoupled"):
         require_optimizer(inner.method, inner.local)
