@@ -244,19 +244,24 @@ def last(*args, **more):
 
 
 @pytest.mark.parametrize(
-    ("method", "epochs"), [(Scaffold(), 10), (FedDyn(alpha=1.0), 25), (FedDC(alpha=0.01), 10)]
+    ("method", "epochs"), [(Scaffold(), 10), (FedDyn(alpha=2.0), 25), (FedDC(alpha=0.01), 10)]
 )
 def test_three_of_ten_unlike_clients_reach_the_optimum_of_all(method, epochs):
-    assert last(method, 250, epochs, 0.1)[0] < 1e-8
+    assert last(method, 190, epochs, 0.1)[0] < 1e-8
 
 
 def test_fedavg_does_not_reach_it():
-    assert last(FedAvg(), 250, 10, 0.1)[0] > 0.1
+    assert last(FedAvg(), 190, 10, 0.1)[0] > 0.1
 
 
 def test_what_clients_keep_averages_to_what_the_server_keeps():
     """Over all clients, those that never took part counted as zero."""
-    for method, kept, held in [(Scaffold(), "control", "control"), (FedDyn(), "dual", "h")]:
+    for method, kept, held in [
+        (Scaffold(), "control", "control"),
+        (FedDyn(), "dual", "h"),
+        (FedDC(), "control", "control"),
+        (FedDC(), "drift", "drift"),
+    ]:
         for gap, state, memories in distance(method, 6, 3, 0.1):
             assert gap > 0
             total = sum(m.trees[kept]["w"] for m in memories.values()) / 10
