@@ -21,7 +21,14 @@ SHARED = (
     "trees",
 )
 METHOD_FILES = sorted(f for f in (SOURCE / "algorithms").glob("*.py") if f.stem not in SHARED)
-CEILINGS = {"feddpms": 200, "trees": 95, "fit": 155, "method": 195, "private": 115}
+CEILINGS = {
+    "correction": 85,
+    "feddpms": 200,
+    "trees": 95,
+    "fit": 155,
+    "method": 195,
+    "private": 115,
+}
 
 every_method = pytest.mark.parametrize("name", METHODS)
 

@@ -19,6 +19,7 @@ from feddpms.algorithms import (
     Scaffold,
     Training,
 )
+from feddpms.algorithms.correction import Correction
 from feddpms.algorithms.fit import fit
 from feddpms.algorithms.method import Method
 from feddpms.engine import Crew, Engine, InProcess, simulate
@@ -331,7 +332,7 @@ def test_an_added_gradient_moves_the_weights_by_it():
     start = {k: v.clone() for k, v in net.state_dict().items()}
     drift = {"classifier.head.bias": torch.tensor([1.0, -2.0, 0.5])}
     nothing = lambda net, batch: 0 * net(batch.x).sum()  # noqa: E731
-    fitted = fit(client(shard, net, local=local), start, nothing, drift)
+    fitted = fit(client(shard, net, local=local), start, nothing, Correction(drift))
     moved = fitted.tree["classifier.head.bias"] - start["classifier.head.bias"]
     torch.testing.assert_close(moved, -3 * 0.5 * drift["classifier.head.bias"])
 

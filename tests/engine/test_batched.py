@@ -151,7 +151,8 @@ def drifting(me, start):
 
 def pulled(me, start):
     """A pull to a place of its own, by a strength of its own."""
-    centre = {k: torch.full_like(v, 0.1 * me.id) for k, v in start.items() if "bias" in k}
+    names = [k for k in start if me.id == 1 or "bias" in k]
+    centre = {k: torch.full_like(start[k], 0.1 * me.id) for k in names}
     return fit(me, start, correction=Correction({}, centre, pull=0.3 * me.id))
 
 
