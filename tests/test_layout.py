@@ -24,6 +24,13 @@ METHOD_FILES = sorted(f for f in (SOURCE / "algorithms").glob("*.py") if f.stem 
 CEILINGS = {
     "correction": 85,
     "feddpms": 200,
+    "fit": 155,
+    "method": 195,
+    "private": 115,
+    "trees": 95,
+}
+    "correction": 85,
+    "feddpms": 200,
     "trees": 95,
     "fit": 155,
     "method": 195,
