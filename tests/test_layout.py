@@ -29,13 +29,6 @@ CEILINGS = {
     "private": 115,
     "trees": 95,
 }
-    "correction": 85,
-    "feddpms": 200,
-    "trees": 95,
-    "fit": 155,
-    "method": 195,
-    "private": 115,
-}
 
 every_method = pytest.mark.parametrize("name", METHODS)
 
