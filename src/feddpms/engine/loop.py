@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from feddpms.algorithms import Method
 from feddpms.clock import clock
@@ -35,6 +35,8 @@ class Engine:
 
     cohort: Annotated[float, Gt(0), Le(1)] = 1.0
     """share of the clients that take part in a round, at least one client"""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """chance of each of them to fall silent for a round: it is asked, and does and sends nothing"""
     device: Literal["cpu", "cuda"] = "cpu"
     """where images and weights are, and training runs; results differ by rounding"""
     clients_at_once: Annotated[int, Ge(1)] = 1
@@ -144,7 +146,7 @@ def simulate(
         crew = _pooled(crew)
     memories = Shelf(known=known_types(method)) if memories is None else memories
     memories.room = size_of_cohort(engine.cohort, len(crew.shards))
-    grid = InProcess(crew, workers, memories, engine.device, engine.clients_at_once)
+    grid = InProcess(crew, workers, memories, engine.device, engine.clients_at_once, engine.dropout)
     task, records = crew.task, list[RoundRecord]()
     if begin:
         state, released, done = begin.state, dict(begin.released), begin.round
@@ -176,9 +178,17 @@ def _pooled(crew: Crew) -> Crew:
 
 @dataclass
 class _Exchange:
-    """What went back and forth in a round."""
+    """What went back and forth in a round.
 
-    asks: dict[int, Message]
+    Attributes:
+        phase: kind of what was asked last.
+        replies: to what was asked last.
+        down: bytes sent to clients.
+        up: bytes that clients sent.
+        released: what those who shared sent under noise.
+    """
+
+    phase: str
     replies: dict[int, Message]
     down: int
     up: int
@@ -188,23 +198,30 @@ class _Exchange:
 def _round(
     method: Method, state: Any, grid: Grid, cohort: list[int], number: int, ledger: Ledger
 ) -> tuple[Any, _Exchange]:
-    """One round: those asked to share do so first; then everybody trains."""
+    """One round: those asked to share do so first; then everybody trains.
+
+    Who stays silent when asked to share is not asked to train: the method needs the share for it.
+    """
     down = up = 0
-    released: dict[int, Tree] = {}
-    for _ in range(2):
+    phase, released = "share", dict[int, Tree]()
+    for sharing in (True, False):
         asks = {c: method.ask(state, c, number) for c in cohort}
-        sharing = {c: a for c, a in asks.items() if a.kind == "share"}
-        replies = grid.ask_all(sharing or asks, number)
+        shares = {c: a for c, a in asks.items() if a.kind == "share"}
+        assert sharing or not shares, "a method asked to share twice in one round"
+        sent = shares or asks
+        replies = grid.ask_all(sent, number)
         for client, reply in sorted(replies.items()):
             for message in unfold(reply):
                 ledger.record(number, client, message.events)
-        state = method.server(state, replies)
-        down += sum(map(size, (sharing or asks).values()))
+        state = method.server(state, replies) if replies else state
+        down += sum(map(size, sent.values()))
         up += sum(map(size, replies.values()))
-        if not sharing:
-            return state, _Exchange(asks, replies, down, up, released)
+        if not shares:
+            phase = next((a.kind for a in sent.values()), phase)
+            break
         released = {c: _noisy(reply) for c, reply in replies.items() if _noisy(reply)}
-    raise AssertionError("a method asked to share twice in one round")
+        cohort = [c for c in cohort if c in replies or c not in shares]
+    return state, _Exchange(phase, replies, down, up, released)
 
 
 def _noisy(reply: Message) -> Tree:
@@ -276,7 +293,7 @@ def _record(number: int, exchange: _Exchange, score: Score, seconds: float) -> R
         steps += taken
     return RoundRecord(
         round=number,
-        phase=next(iter(exchange.asks.values())).kind,
+        phase=exchange.phase,
         test_accuracy=score.accuracy,
         test_loss=score.loss,
         per_class_accuracy=score.per_class,
