@@ -244,7 +244,7 @@ def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
 def _check_privacy(settings: Run) -> None:
     """Check that what is released, and how, fits together and its target."""
     method, privacy, training = settings.method, settings.privacy, settings.privacy.training
-    require_private_training(method, privacy, settings.net.norm)
+    require_private_training(method, privacy, settings.net.norm, settings.local)
     drawing = method.synthesis if isinstance(method, FedDPMS) else Drawing()
     if drawing.spread == "released" and privacy.release != "class_sum":
         raise ConfigError(
@@ -331,7 +331,7 @@ def _workers(
     """Worker processes for runs of this length; None where they would not pay for their start."""
     cohort = size_of_cohort(settings.engine.cohort, settings.partition.clients)
     if count is None:
-        passes = examples * settings.local.epochs * settings.rounds * runs
+        passes = examples * settings.local.mean_epochs * settings.rounds * runs
         worth = passes > WORTH_WORKERS and not settings.engine.one_process
         count = min(cores(), cohort) if worth else 1
     if count < 1:

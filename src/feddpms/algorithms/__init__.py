@@ -9,8 +9,9 @@ from feddpms.algorithms.feddpms import FedDPMS
 from feddpms.algorithms.fedmix import FedMix
 from feddpms.algorithms.fedprox import FedProx
 from feddpms.algorithms.local import Local
-from feddpms.algorithms.method import About, Client, Method, Training
+from feddpms.algorithms.method import About, Client, Method
 from feddpms.algorithms.moon import Moon
+from feddpms.algorithms.training import Training
 
 METHODS: dict[str, type] = {
     cls.__name__.lower(): cls for cls in (Local, Central, FedAvg, FedProx, Moon, FedMix, FedDPMS)
