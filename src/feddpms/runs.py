@@ -6,6 +6,7 @@ that clients released, `images.safetensors` if the method made any, and `report.
 noise, `clients/` holds each client's own ledger and what it released.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -48,8 +49,8 @@ class Result:
 
     Attributes:
         settings: what was run.
-        model: the final global model.
-        rounds: one record a round.
+        model: the final global model; of a run that diverged, the last one that could be used.
+        rounds: one record a round; fewer than planned if the run diverged.
         claim: what may be said of privacy, in words.
         folder: where it was written, or None.
     """
@@ -62,8 +63,14 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Test accuracy after the last round, in [0, 1]."""
-        return self.rounds[-1].test_accuracy
+        """Test accuracy after the last round, in [0, 1]; NaN if the run diverged."""
+        return math.nan if self.diverged else self.rounds[-1].test_accuracy
+
+    @property
+    def diverged(self) -> str:
+        """Why the run ended before its end, and in which round; empty for a sound run."""
+        last = self.rounds[-1]
+        return f"{last.diverged} in round {last.round}" if last.diverged else ""
 
 
 def run(

@@ -14,6 +14,7 @@ from feddpms.clock import clock
 from feddpms.engine.checkpoint import known_types
 from feddpms.engine.device import repeatable
 from feddpms.engine.evaluate import Score, average
+from feddpms.engine.finite import all_finite, not_finite
 from feddpms.engine.grid import Grid, size, unfold
 from feddpms.engine.heap import keep_memory
 from feddpms.engine.inprocess import Crew, InProcess, one_thread
@@ -37,6 +38,8 @@ class Engine:
     """share of the clients that take part in a round, at least one client"""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """chance of each of them to fall silent for a round: it is asked, and does and sends nothing"""
+    max_loss: Annotated[float, Gt(0)] = 1e4
+    """mean test loss, in nats, above which a run has diverged and ends"""
     device: Literal["cpu", "cuda"] = "cpu"
     """where images and weights are, and training runs; results differ by rounding"""
     clients_at_once: Annotated[int, Ge(1)] = 1
@@ -100,12 +103,14 @@ class Progress:
         state: what the server remembers.
         accounts: the accounts that are kept in memory.
         released: as in `Outcome`.
+        diverged: why no round follows, as in a record; empty if one may.
     """
 
     round: int
     state: Any
     accounts: Mapping[int, Kept]
     released: Mapping[int, Tree]
+    diverged: str = ""
 
 
 OnRound = Callable[[RoundRecord, Progress], None]
@@ -134,7 +139,7 @@ def simulate(
             temporary place.
 
     Returns:
-        What it ends with; of the rounds, those run now.
+        What it ends with; of the rounds, those run now. A run that diverges ends with that round.
 
     Raises:
         ConfigError: a setting of the method or of the engine does not fit the run.
@@ -150,6 +155,7 @@ def simulate(
     task, records = crew.task, list[RoundRecord]()
     if begin:
         state, released, done = begin.state, dict(begin.released), begin.round
+        done = task.rounds if begin.diverged else done
         grid.restore(begin.accounts)
     else:
         initial = {k: v.clone() for k, v in crew.net.state_dict().items()}
@@ -162,10 +168,13 @@ def simulate(
             released |= exchange.released
             with clock.part("evaluate"):
                 score = _score(method, state, grid)
-            record = _record(number, exchange, score, time.perf_counter() - began)
+            diverged = exchange.broken or _too_bad(score, engine.max_loss)
+            record = _record(number, exchange, score, time.perf_counter() - began, diverged)
             records.append(replace(record, timing=_timing(crew, grid, record)))
-            on_round(records[-1], Progress(number, state, grid.kept(), released))
+            on_round(records[-1], Progress(number, state, grid.kept(), released, diverged))
             memories.tidy()
+            if diverged:
+                break
     return Outcome(state.model, tuple(records), memories, released)
 
 
@@ -186,6 +195,7 @@ class _Exchange:
         down: bytes sent to clients.
         up: bytes that clients sent.
         released: what those who shared sent under noise.
+        broken: why the server could not use it, as in a record; empty if it could.
     """
 
     phase: str
@@ -193,6 +203,7 @@ class _Exchange:
     down: int
     up: int
     released: dict[int, Tree]
+    broken: str
 
 
 def _round(
@@ -201,9 +212,10 @@ def _round(
     """One round: those asked to share do so first; then everybody trains.
 
     Who stays silent when asked to share is not asked to train: the method needs the share for it.
+    Nothing that is not finite becomes part of the state.
     """
     down = up = 0
-    phase, released = "share", dict[int, Tree]()
+    phase, broken, released = "share", "", dict[int, Tree]()
     for sharing in (True, False):
         asks = {c: method.ask(state, c, number) for c in cohort}
         shares = {c: a for c, a in asks.items() if a.kind == "share"}
@@ -213,15 +225,26 @@ def _round(
         for client, reply in sorted(replies.items()):
             for message in unfold(reply):
                 ledger.record(number, client, message.events)
-        state = method.server(state, replies) if replies else state
         down += sum(map(size, sent.values()))
         up += sum(map(size, replies.values()))
-        if not shares:
+        if shares:
+            released = {c: _noisy(reply) for c, reply in replies.items() if _noisy(reply)}
+            cohort = [c for c in cohort if c in replies or c not in shares]
+        else:
             phase = next((a.kind for a in sent.values()), phase)
+        state, broken = _serve(method, state, replies)
+        if broken or not shares:
             break
-        released = {c: _noisy(reply) for c, reply in replies.items() if _noisy(reply)}
-        cohort = [c for c in cohort if c in replies or c not in shares]
-    return state, _Exchange(phase, replies, down, up, released)
+    return state, _Exchange(phase, replies, down, up, released, broken)
+
+
+def _serve(method: Method, state: Any, replies: Mapping[int, Message]) -> tuple[Any, str]:
+    """The next state; the old one, and why, if it or a reply holds what is not finite."""
+    broken = not_finite(replies)
+    if broken or not replies:
+        return state, broken
+    after = method.server(state, replies)
+    return (after, "") if all_finite(after.model) else (state, "global model not finite")
 
 
 def _noisy(reply: Message) -> Tree:
@@ -279,7 +302,16 @@ def _timing(crew: Crew, grid: InProcess, record: RoundRecord) -> dict[str, float
     return parts
 
 
-def _record(number: int, exchange: _Exchange, score: Score, seconds: float) -> RoundRecord:
+def _too_bad(score: Score, bound: float) -> str:
+    """Why a score is that of a run that diverged; empty if it is not."""
+    if not math.isfinite(score.loss):
+        return "test loss not finite"
+    return f"test loss {score.loss:.3g} above engine.max_loss={bound:g}" * (score.loss > bound)
+
+
+def _record(
+    number: int, exchange: _Exchange, score: Score, seconds: float, diverged: str
+) -> RoundRecord:
     """The record of a round."""
     sums: dict[str, float] = {"clients": len(exchange.replies)}
     steps = loss = 0.0
@@ -302,4 +334,5 @@ def _record(number: int, exchange: _Exchange, score: Score, seconds: float) -> R
         seconds=seconds,
         bytes_up=exchange.up,
         bytes_down=exchange.down,
+        diverged=diverged,
     )
