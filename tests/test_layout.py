@@ -18,6 +18,7 @@ SHARED = (
     "method",
     "precision",
     "private",
+    "training",
     "trees",
 )
 METHOD_FILES = sorted(f for f in (SOURCE / "algorithms").glob("*.py") if f.stem not in SHARED)

@@ -27,6 +27,7 @@ CASES = {
     "central": {"name": "central"},
     "some": {"name": "feddpms+moon", "preliminary_rounds": 2},
     "private": {"name": "feddpms", "preliminary_rounds": 2},
+    "silent": {"name": "feddpms+moon", "preliminary_rounds": 1, "decoder_period": 1},
 }
 
 
@@ -37,6 +38,9 @@ def settings(case: str, **more):
         values["net"] = {"width": 0.25, "norm": "group"}
     if case == "some":  # not all memories fit in memory
         values["engine"] = {"cohort": 0.4}
+    if case == "silent":  # two of three clients in rounds 2 and 4
+        values["engine"] = {"dropout": 0.4}
+        values["local"] = {"epochs_range": [1, 3]}
     return config.parse(values)
 
 

@@ -64,12 +64,14 @@ class PartitionRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """One finished round.
+    """One round.
 
     Attributes:
         round: 1..rounds.
-        phase: the kind of its training messages: "train", "vae", "classify".
+        phase: the kind of its training messages: "train", "vae", "classify"; "share" if nobody got
+            as far.
         test_accuracy: in [0, 1], of the global model; for `local`, mean over the clients' models.
+            NaN if the loss is not finite: such a model predicts nothing.
         test_loss: mean cross entropy on the test set, in nats.
         per_class_accuracy: in [0, 1] for each class; NaN for a class with no test example.
         train_loss: mean of the clients' training losses, by number of steps.
@@ -79,6 +81,8 @@ class RoundRecord:
             `images_per_second` of training, each step taken as a full batch.
         bytes_up: bytes sent by all clients together.
         bytes_down: bytes sent to all clients together.
+        diverged: why the run ends with this round, if it ends in vain, such as "test loss not
+            finite"; the numbers are then of the last model that could be used.
     """
 
     type: ClassVar[str] = "round"
@@ -93,6 +97,7 @@ class RoundRecord:
     timing: Mapping[str, float] = field(default_factory=dict)
     bytes_up: int
     bytes_down: int
+    diverged: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

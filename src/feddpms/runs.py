@@ -6,6 +6,7 @@ that clients released, `images.safetensors` if the method made any, and `report.
 noise, `clients/` holds each client's own ledger and what it released.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -49,8 +50,8 @@ class Result:
 
     Attributes:
         settings: what was run.
-        model: the final global model.
-        rounds: one record a round.
+        model: the final global model; of a run that diverged, the last one that could be used.
+        rounds: one record a round; fewer than planned if the run diverged.
         claim: what may be said of privacy, in words.
         folder: where it was written, or None.
     """
@@ -63,8 +64,14 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Test accuracy after the last round, in [0, 1]."""
-        return self.rounds[-1].test_accuracy
+        """Test accuracy after the last round, in [0, 1]; NaN if the run diverged."""
+        return math.nan if self.diverged else self.rounds[-1].test_accuracy
+
+    @property
+    def diverged(self) -> str:
+        """Why the run ended before its end, and in which round; empty for a sound run."""
+        last = self.rounds[-1]
+        return f"{last.diverged} in round {last.round}" if last.diverged else ""
 
 
 def run(
@@ -246,7 +253,7 @@ def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
 def _check_privacy(settings: Run) -> None:
     """Check that what is released, and how, fits together and its target."""
     method, privacy, training = settings.method, settings.privacy, settings.privacy.training
-    require_private_training(method, privacy, settings.net.norm)
+    require_private_training(method, privacy, settings.net.norm, settings.local)
     drawing = method.synthesis if isinstance(method, FedDPMS) else Drawing()
     if drawing.spread == "released" and privacy.release != "class_sum":
         raise ConfigError(
@@ -333,7 +340,7 @@ def _workers(
     """Worker processes for runs of this length; None where they would not pay for their start."""
     cohort = size_of_cohort(settings.engine.cohort, settings.partition.clients)
     if count is None:
-        passes = examples * settings.local.epochs * settings.rounds * runs
+        passes = examples * settings.local.mean_epochs * settings.rounds * runs
         worth = passes > WORTH_WORKERS and not settings.engine.one_process
         count = min(cores(), cohort) if worth else 1
     if count < 1:

@@ -71,8 +71,10 @@ def test_unfinished_and_diverged_runs_are_named_and_in_no_mean(make: Maker):
     text = text_table([group])
     assert "fedavg, seed 2: unfinished (12 of 20 rounds)" in text
     assert "fedavg, seed 3: diverged (loss not finite in round 14)" in text
-    (line,) = [line for line in text.splitlines() if line.split()[:3] == ["moon", "0", "diverged"]]
-    assert line.split()[3:] == ["-"] * 4
+    (line,) = [line for line in text.splitlines() if line.split()[:2] == ["moon", "0"]]
+    assert line.split()[2:] == ["of", "1", "diverged", "(round", "14)", *["-"] * 4]
+    (line,) = [line for line in text.splitlines() if line.split()[:2] == ["fedavg", "2"]]
+    assert line.split()[2:7] == ["of", "4", "50.0", "±", "0.0"]
 
 
 def test_one_seed_has_no_spread_and_no_interval(make: Maker):
@@ -208,7 +210,7 @@ def test_text_and_markdown_of_three_methods(three: Path):
     assert "never the best" in text
     tables = [line for line in marked.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in tables} == {8, 7}
-    assert "| fedavg | 3 |" in marked
+    assert "| fedavg | 3 of 4 |" in marked
 
 
 def test_markdown_shows_marks_as_they_are(make: Maker):

@@ -12,9 +12,10 @@ from feddpms.algorithms.fedmix import FedMix
 from feddpms.algorithms.fednova import FedNova
 from feddpms.algorithms.fedprox import FedProx
 from feddpms.algorithms.local import Local
-from feddpms.algorithms.method import About, Client, Method, Training
+from feddpms.algorithms.method import About, Client, Method
 from feddpms.algorithms.moon import Moon
 from feddpms.algorithms.scaffold import Scaffold
+from feddpms.algorithms.training import Training
 
 METHODS: dict[str, type] = {
     cls.__name__.lower(): cls

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from feddpms.algorithms.flat import Flat
-from feddpms.algorithms.method import Training
+from feddpms.algorithms.training import Training
 from feddpms.algorithms.trees import trained
 from feddpms.errors import ConfigError
 from feddpms.models import split

@@ -6,14 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator
 from torch import Tensor
 
+from feddpms.algorithms.training import Training
 from feddpms.errors import ConfigError
 from feddpms.privacy import Account, Privacy, Source, source
 from feddpms.rng import Rng
-from feddpms.types import Batch, Event, Loss, Memory, Message, Normals, Shard, Task, Tree, settings
+from feddpms.types import Batch, Event, Loss, Memory, Message, Normals, Shard, Task, Tree
 
 
 @dataclass(frozen=True)
@@ -41,34 +41,6 @@ class About:
     scope: Literal["federated", "local", "pooled"] = "federated"
     generative: bool = False
     per_example: bool = True
-
-
-@settings
-class Training:
-    """How a client trains."""
-
-    epochs: Annotated[int, Ge(1)] = 5
-    """passes over the client's own examples in a round"""
-    batch_size: Annotated[int, Ge(2), Le(1_000_000)] = 64
-    """examples in a step"""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """made anew for each client and round"""
-    lr: Annotated[float, Gt(0)] = 1e-3
-    """learning rate of the first rounds"""
-    lr_decay: Annotated[float, Gt(0), Le(1)] = 0.5
-    """factor on the learning rate after each period"""
-    lr_period: Annotated[int, Ge(1)] = 10
-    """rounds in a period"""
-    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
-    """of sgd"""
-    weight_decay: Annotated[float, Ge(0)] = 0.0
-    """l2 penalty in the gradient"""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """of convolutions and matrix products in a loss and its gradient; weights stay float32"""
-
-    def lr_at(self, round: int) -> float:
-        """Learning rate of a round (1..rounds)."""
-        return self.lr * self.lr_decay ** ((round - 1) // self.lr_period)
 
 
 def cross_entropy(net: Any, batch: Batch) -> Tensor:

@@ -65,6 +65,7 @@ class InProcess:
         spent: seconds of the clients' work by part, all processes together.
         device: where examples and network are, and training runs.
         at_once: clients that train together; more than one goes without workers.
+        dropout: chance of a client to fall silent for a round.
         accounts: the clients' accounts that are kept in memory.
     """
 
@@ -73,6 +74,7 @@ class InProcess:
     memories: Shelf = field(default_factory=Shelf)
     device: str = "cpu"
     at_once: int = 1
+    dropout: float = 0.0
     spent: Spent = field(default_factory=Spent)
     accounts: dict[int, Account] = field(default_factory=dict)
 
@@ -83,8 +85,8 @@ class InProcess:
             self.workers.share(settled, *bundled(self.crew))
 
     def ask_all(self, asks: Mapping[int, Message], round: int) -> dict[int, Message]:
-        """Let each client answer."""
-        order = sorted(asks)
+        """Let each client answer that does not fall silent."""
+        order = sorted(c for c in asks if not self._silent(c, round))
         if self.workers or self.at_once > 1:  # the longest first, and those of like size together
             order.sort(key=lambda c: -len(self.crew.shards[c]))
         if self.at_once > 1:
@@ -106,6 +108,10 @@ class InProcess:
             if account:
                 self.accounts[client] = account
         return {client: answers[client][0] for client in sorted(answers)}
+
+    def _silent(self, client: int, round: int) -> bool:
+        """Whether a client falls silent: the same for all that it is asked in a round."""
+        return self.crew.rng.numpy("dropout", client, round).random() < self.dropout
 
     def score(self, trees: list[Tree]) -> list[Score]:
         """Score models on the test set."""

@@ -321,8 +321,9 @@ def quality_cells(group: Group) -> Cells:
     head = ["method", "seeds", "final acc. %", "last five %", "final loss"]
     table = [[*head, f"vs {group.reference}", "95 % interval"]]
     for row in group.rows:
-        status = percent(row.accuracy) if row.runs else row.left_out[0].status.split(" (")[0]
-        first = [row.label, str(len(row.runs)), status]
+        status = percent(row.accuracy) if row.runs else row.left_out[0].short_status
+        seeds = f"{len(row.runs)} of {len(row.folders)}" if row.left_out else str(len(row.runs))
+        first = [row.label, seeds, status]
         difference = [points(row.difference), interval(row.difference)]
         if row.label == group.reference and row.runs:
             difference = ["reference", ""]
