@@ -81,6 +81,8 @@ class RoundRecord:
             `images_per_second` of training, each step taken as a full batch.
         bytes_up: bytes sent by all clients together.
         bytes_down: bytes sent to all clients together.
+        bytes_client: bytes that a client of the cohort keeps from this round on, the most of any.
+        bytes_server: bytes that the server keeps from this round on, the global model included.
         diverged: why the run ends with this round, if it ends in vain, such as "test loss not
             finite"; the numbers are then of the last model that could be used.
     """
@@ -97,6 +99,8 @@ class RoundRecord:
     timing: Mapping[str, float] = field(default_factory=dict)
     bytes_up: int
     bytes_down: int
+    bytes_client: int = 0
+    bytes_server: int = 0
     diverged: str = ""
 
 

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 
+import torch
+
 from feddpms.engine.grid import unfold
 from feddpms.types import Message, Tree
 
@@ -12,7 +14,8 @@ NAMED = 8
 
 def all_finite(tree: Tree) -> bool:
     """Whether every value of a tree is finite."""
-    return all(bool(v.isfinite().all()) for v in tree.values())
+    values = [v.reshape(-1) for v in tree.values() if v.is_floating_point()]
+    return not values or bool(torch.cat(values).isfinite().all())
 
 
 def not_finite(replies: Mapping[int, Message]) -> str:

@@ -18,7 +18,7 @@ from feddpms.clock import Spent, clock
 from feddpms.engine.batched import run_together
 from feddpms.engine.device import moved
 from feddpms.engine.evaluate import PART, Score, Tally, tally, total
-from feddpms.engine.grid import tensors
+from feddpms.engine.grid import stored, tensors
 from feddpms.engine.shelf import Shelf
 from feddpms.engine.workers import Job, Workers
 from feddpms.privacy import Account, Kept, Privacy
@@ -129,6 +129,10 @@ class InProcess:
         for (i, _), tallies in zip(places, done, strict=True):
             parts[i] += tallies
         return [total(p, test, classes) for p in parts]
+
+    def most_kept(self, clients: Iterable[int]) -> int:
+        """Bytes that one of these clients keeps, the most of any."""
+        return max(stored(self.memories.get(c, Memory())) for c in clients)
 
     def kept(self) -> dict[int, Kept]:
         """The accounts that are kept in memory, to be written down."""

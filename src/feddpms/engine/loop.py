@@ -16,7 +16,7 @@ from feddpms.engine.checkpoint import known_types
 from feddpms.engine.device import repeatable
 from feddpms.engine.evaluate import Score, average
 from feddpms.engine.finite import all_finite, not_finite
-from feddpms.engine.grid import Grid, size, unfold
+from feddpms.engine.grid import Grid, size, stored, unfold
 from feddpms.engine.heap import keep_memory
 from feddpms.engine.inprocess import Crew, InProcess, one_thread
 from feddpms.engine.shelf import Shelf
@@ -171,8 +171,9 @@ def simulate(
             with clock.part("evaluate"):
                 score = _score(method, state, grid)
             diverged = exchange.broken or _too_bad(score, engine.max_loss)
+            kept = {"bytes_client": grid.most_kept(cohort), "bytes_server": stored(state)}
             record = _record(number, exchange, score, time.perf_counter() - began, diverged)
-            records.append(replace(record, timing=_timing(crew, grid, record)))
+            records.append(replace(record, timing=_timing(crew, grid, record), **kept))
             on_round(records[-1], Progress(number, state, grid.kept(), released, diverged))
             memories.tidy()
             if diverged:
