@@ -6,7 +6,16 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from feddpms.algorithms import METHODS, FedAvg, FedDPMS, FedMix, FedProx, Moon, Training
+from feddpms.algorithms import (
+    METHODS,
+    FedAvg,
+    FedAvgM,
+    FedDPMS,
+    FedMix,
+    FedProx,
+    Moon,
+    Training,
+)
 from feddpms.algorithms.fit import fit
 from feddpms.algorithms.method import Method
 from feddpms.engine import Crew, Engine, InProcess, simulate
@@ -29,9 +38,14 @@ CASES: dict[str, Method] = {
     "feddpms+moon": FedDPMS(**DPMS, inner=Moon()),
     "fedmix+fedprox": FedMix(inner=FedProx(mu=0.1)),
     "fedmix+moon": FedMix(inner=Moon()),
+    "fedavgm": FedAvgM(momentum=0.5),  # with 0.9, six rounds end in an overshoot
+    "feddpms+fedavgm": FedDPMS(**DPMS, inner=FedAvgM(momentum=0.5)),
 }
+STEPPING = ("fedavgm", "fedadam", "fedyogi", "feddpms+fedavgm")
+"""whose server goes on by itself: its next model is no average of what it got"""
 FEDERATED = [name for name, m in CASES.items() if m.about.scope == "federated"]
 NEUTRAL = {
+    "fedavgm": FedAvgM(momentum=0.0),
     "fedprox": FedProx(mu=0),
     "moon": Moon(mu=0),
     "fedmix": FedMix(lam=0),
@@ -156,6 +170,8 @@ def test_replies_equal_to_the_broadcast_change_nothing(name, watched):
     for state, replies, _ in watched[name][0].served:
         if any(r.kind == "share" for r in replies.values()):
             continue
+        if name in STEPPING and state is not watched[name][0].served[0][0]:
+            continue  # it moved before
         model = innermost(state).model
         echoes = {c: echo(r, model) for c, r in replies.items()}
         after = CASES[name].server(state, echoes)
@@ -181,7 +197,7 @@ def test_one_client_is_local_training(name):
     go(spy, rounds=3, shards=[shard])
     for state, replies, after in spy.served:
         (reply,) = replies.values()
-        if reply.kind != "share":
+        if reply.kind != "share" and name not in STEPPING:
             trained = unfold(reply)[-1].trees["model"]
             left = innermost(after).model
             assert all(torch.allclose(left[k], trained[k]) for k in left), name

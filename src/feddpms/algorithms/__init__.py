@@ -4,17 +4,24 @@ A new method is one file and one import line here.
 """
 
 from feddpms.algorithms.central import Central
+from feddpms.algorithms.fedadam import FedAdam
 from feddpms.algorithms.fedavg import FedAvg
+from feddpms.algorithms.fedavgm import FedAvgM
 from feddpms.algorithms.feddpms import FedDPMS
 from feddpms.algorithms.fedmix import FedMix
 from feddpms.algorithms.fedprox import FedProx
+from feddpms.algorithms.fedyogi import FedYogi
 from feddpms.algorithms.local import Local
 from feddpms.algorithms.method import About, Client, Method
 from feddpms.algorithms.moon import Moon
 from feddpms.algorithms.training import Training
 
 METHODS: dict[str, type] = {
-    cls.__name__.lower(): cls for cls in (Local, Central, FedAvg, FedProx, Moon, FedMix, FedDPMS)
+    cls.__name__.lower(): cls
+    for cls in (
+        *(Local, Central, FedAvg, FedAvgM, FedAdam, FedYogi),
+        *(FedProx, Moon, FedMix, FedDPMS),
+    )
 }
 
 __all__ = [
@@ -22,10 +29,13 @@ __all__ = [
     "About",
     "Central",
     "Client",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedDPMS",
     "FedMix",
     "FedProx",
+    "FedYogi",
     "Local",
     "Method",
     "Moon",
