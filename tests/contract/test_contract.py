@@ -13,6 +13,7 @@ from feddpms.algorithms import (
     FedDPMS,
     FedMix,
     FedProx,
+    Mixup,
     Moon,
     Training,
 )
@@ -39,6 +40,7 @@ CASES: dict[str, Method] = {
     "fedmix+fedprox": FedMix(inner=FedProx(mu=0.1)),
     "fedmix+moon": FedMix(inner=Moon()),
     "fedavgm": FedAvgM(momentum=0.5),  # with 0.9, six rounds end in an overshoot
+    "mixup+moon": Mixup(inner=Moon()),
     "feddpms+fedavgm": FedDPMS(**DPMS, inner=FedAvgM(momentum=0.5)),
 }
 STEPPING = ("fedavgm", "fedadam", "fedyogi", "feddpms+fedavgm")
@@ -46,6 +48,7 @@ STEPPING = ("fedavgm", "fedadam", "fedyogi", "feddpms+fedavgm")
 FEDERATED = [name for name, m in CASES.items() if m.about.scope == "federated"]
 NEUTRAL = {
     "fedavgm": FedAvgM(momentum=0.0),
+    "mixup": Mixup(alpha=0),
     "fedprox": FedProx(mu=0),
     "moon": Moon(mu=0),
     "fedmix": FedMix(lam=0),

@@ -13,6 +13,7 @@ from feddpms.algorithms.fedprox import FedProx
 from feddpms.algorithms.fedyogi import FedYogi
 from feddpms.algorithms.local import Local
 from feddpms.algorithms.method import About, Client, Method
+from feddpms.algorithms.mixup import Mixup
 from feddpms.algorithms.moon import Moon
 from feddpms.algorithms.training import Training
 
@@ -20,7 +21,7 @@ METHODS: dict[str, type] = {
     cls.__name__.lower(): cls
     for cls in (
         *(Local, Central, FedAvg, FedAvgM, FedAdam, FedYogi),
-        *(FedProx, Moon, FedMix, FedDPMS),
+        *(FedProx, Moon, Mixup, FedMix, FedDPMS),
     )
 }
 
@@ -38,6 +39,7 @@ __all__ = [
     "FedYogi",
     "Local",
     "Method",
+    "Mixup",
     "Moon",
     "Training",
 ]
