@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "feddpms"
 SHARED = (
     "__init__",
+    "adaptive",
     "batches",
     "correction",
     "fit",

@@ -23,6 +23,7 @@ CASES = {
     "feddpms": {"name": "feddpms", "preliminary_rounds": 2},
     "feddpms+moon": {"name": "feddpms+moon", "preliminary_rounds": 1, "decoder_period": 0},
     "fedmix": {"name": "fedmix"},
+    "feddpms+fedadam": {"name": "feddpms+fedadam", "preliminary_rounds": 2},
     "local": {"name": "local"},
     "central": {"name": "central"},
     "some": {"name": "feddpms+moon", "preliminary_rounds": 2},

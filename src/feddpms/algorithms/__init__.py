@@ -4,15 +4,19 @@ A new method is one file and one import line here.
 """
 
 from feddpms.algorithms.central import Central
+from feddpms.algorithms.fedadam import FedAdam
 from feddpms.algorithms.fedavg import FedAvg
+from feddpms.algorithms.fedavgm import FedAvgM
 from feddpms.algorithms.feddc import FedDC
 from feddpms.algorithms.feddpms import FedDPMS
 from feddpms.algorithms.feddyn import FedDyn
 from feddpms.algorithms.fedmix import FedMix
 from feddpms.algorithms.fednova import FedNova
 from feddpms.algorithms.fedprox import FedProx
+from feddpms.algorithms.fedyogi import FedYogi
 from feddpms.algorithms.local import Local
 from feddpms.algorithms.method import About, Client, Method
+from feddpms.algorithms.mixup import Mixup
 from feddpms.algorithms.moon import Moon
 from feddpms.algorithms.scaffold import Scaffold
 from feddpms.algorithms.training import Training
@@ -20,17 +24,10 @@ from feddpms.algorithms.training import Training
 METHODS: dict[str, type] = {
     cls.__name__.lower(): cls
     for cls in (
-        Local,
-        Central,
-        FedAvg,
-        FedNova,
-        FedProx,
-        Scaffold,
-        Moon,
-        FedDyn,
-        FedDC,
-        FedMix,
-        FedDPMS,
+        *(Local, Central, FedAvg),
+        *(FedAvgM, FedAdam, FedYogi, FedNova),
+        *(FedProx, Scaffold, Moon, FedDyn, FedDC),
+        *(Mixup, FedMix, FedDPMS),
     )
 }
 
@@ -39,15 +36,19 @@ __all__ = [
     "About",
     "Central",
     "Client",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedDC",
     "FedDPMS",
     "FedDyn",
     "FedMix",
     "FedNova",
     "FedProx",
+    "FedYogi",
     "Local",
     "Method",
+    "Mixup",
     "Moon",
     "Scaffold",
     "Training",
