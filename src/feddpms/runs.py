@@ -25,10 +25,10 @@ from feddpms.algorithms.private import require_private_training
 from feddpms.config import Run
 from feddpms.data import Dataset, counts, describe, levels, load, split, table
 from feddpms.engine import Crew, Outcome, Progress, Workers, cores, require_engine, simulate
-from feddpms.engine.loop import size_of_cohort
+from feddpms.engine.loop import size_of_cohort, visible
 from feddpms.errors import ConfigError, RunFolderError
 from feddpms.folder import CHECKPOINT, Writing, forget_checkpoint
-from feddpms.models import build, trunk
+from feddpms.models import Plan, build, trunk
 from feddpms.privacy import Ledger, calibrate, claim, source
 from feddpms.records import PartitionRecord, PrivacyRecord, RoundRecord, RunRecord
 from feddpms.report import page, plots
@@ -224,9 +224,11 @@ def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
     parts = split(labels, len(data.classes), part, rng)
     shards = [Shard(data.train.x[i], data.train.y[i]) for i in map(torch.from_numpy, parts)]
     net = build(_shape(data), len(data.classes), settings.net, rng.at("initial weights"))
-    task = Task(len(data.classes), len(shards), settings.rounds, net.latent)
+    plan = Plan(_shape(data), len(data.classes), settings.net)
+    task = Task(len(data.classes), len(shards), settings.rounds, net.latent, plan)
     require_optimizer(settings.method, settings.local)
-    settings.method.start({}, task)  # complains about settings that do not fit the run
+    # Complains about settings that do not fit the run.
+    settings.method.start(visible(settings.method, net.state_dict()), task)
     private, engine = settings.privacy.training.kind != "none", settings.engine
     require_precision(settings.local, engine.device, private, engine.clients_at_once > 1)
     if train:

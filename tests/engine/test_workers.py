@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ from feddpms.engine.workers import packed, unpacked
 from feddpms.errors import PrivacyError
 from feddpms.privacy import Ledger, Privacy
 from feddpms.rng import Rng
-from feddpms.types import Shard, Task
+from feddpms.types import Shard
 from small import LOOSE, TASK, small_net, three_shards, unseen
 
 
@@ -34,7 +34,7 @@ def workers():
 
 def go(method, workers=None, privacy=LOOSE, folder=None, rounds=4):
     ledger = Ledger()
-    task = Task(TASK.classes, 3, rounds, TASK.latent)
+    task = replace(TASK, rounds=rounds)
     shards = dict(enumerate(three_shards()))
     crew = Crew(method, shards, unseen(), small_net(), task, LOCAL, privacy, Rng(0), folder)
     return simulate(crew, Engine(), ledger, workers=workers), ledger
@@ -184,8 +184,6 @@ def alive(pid: int) -> bool:
 
 def test_accounts_on_disk_are_the_clients_own_in_workers_too(workers, tmp_path):
     pytest.importorskip("opendp")
-    from dataclasses import replace
-
     secure = replace(LOOSE, noise="secure")
     method = CASES["feddpms"]
     _, ledger = go(method, workers, secure, tmp_path)

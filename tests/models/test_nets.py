@@ -3,8 +3,9 @@ import torch
 from torch import nn
 
 from feddpms.errors import ConfigError
-from feddpms.models import GENERATIVE, NetSettings, build, split, trunk
+from feddpms.models import GENERATIVE, NetSettings, Plan, build, rebuilt, split, trunk
 from feddpms.rng import Rng
+from feddpms.types import Task
 
 SHAPES = [(1, 4, 4), (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 12, 20)]
 NARROW = NetSettings(width=0.25, latent=6, hidden=8)
@@ -188,3 +189,31 @@ def test_the_log_variance_is_read_from_what_enters_the_mean():
         mean, log_variance = net.encode(images((1, 8, 8)))
         assert torch.allclose(log_variance, net.log_variance(mean.logit()), atol=1e-4)
     assert net.log_variance.weight.numel() == net.latent**2
+
+
+def tasked(plan):
+    return Task(classes=3, clients=2, rounds=4, latent=6, network=plan)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@both_norms
+def test_a_model_is_a_network_again_by_its_plan(norm, dtype):
+    plan = Plan((1, 8, 8), 3, NetSettings(width=0.25, latent=6, hidden=8, norm=norm))
+    net, x = make(settings=plan.settings, seed=4).to(dtype), images((1, 8, 8)).to(dtype)
+    net.train()(x)  # so that the buffers are some, too
+    model = trunk(net.state_dict())
+    again = rebuilt(tasked(plan), model)
+    assert torch.equal(again.eval()(x), net.eval()(x))
+    with torch.no_grad():
+        for p in again.parameters():
+            p.zero_()
+    assert model["mean.weight"].abs().max() > 0  # it is a copy
+
+
+@pytest.mark.parametrize(
+    "plan", [None, Plan((1, 8, 8), 4, NARROW), Plan((1, 8, 8), 3, NetSettings(norm="group"))]
+)
+def test_a_plan_of_another_network_is_refused_in_one_line(plan):
+    with pytest.raises(ConfigError, match=r"^Task\.network must build") as told:
+        rebuilt(tasked(plan), trunk(make().state_dict()))
+    assert "\n" not in str(told.value)

@@ -161,7 +161,7 @@ def simulate(
         grid.restore(begin.accounts)
     else:
         initial = {k: v.clone() for k, v in crew.net.state_dict().items()}
-        state, released, done = method.start(_visible(method, initial), task), {}, 0
+        state, released, done = method.start(visible(method, initial), task), {}, 0
     with one_thread(), repeatable(engine.device):
         for number in range(done + 1, task.rounds + 1):
             began = time.perf_counter()
@@ -260,7 +260,7 @@ def _noisy(reply: Message) -> Tree:
     return {k: v for tree in trees for k, v in tree.items() if not (paper and k == "counts")}
 
 
-def _visible(method: Method, tree: Tree) -> Tree:
+def visible(method: Method, tree: Tree) -> Tree:
     """The part of the network that a method may train."""
     return tree if method.about.generative else trunk(tree)
 
@@ -295,7 +295,9 @@ def _timing(crew: Crew, grid: InProcess, record: RoundRecord) -> dict[str, float
     """
     processes = grid.workers.count if grid.workers else 1
     parts = {k: grid.spent[k] / processes for k in ("train", "synthesis")}
-    parts["evaluate"] = clock.taken()["evaluate"]
+    own = clock.taken()  # of this process: the server's, since clients have reported theirs
+    parts["synthesis"] += own["synthesis"]
+    parts["evaluate"] = own["evaluate"]
     parts["exchange"] = max(0.0, record.seconds - sum(parts.values()))
     training = crew.privacy.training
     size = crew.local.batch_size if training.kind == "none" else training.expected_batch_size

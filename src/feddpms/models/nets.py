@@ -6,7 +6,8 @@ a comparison never compares two architectures.
 """
 
 import math
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -17,7 +18,7 @@ from feddpms.models.classifier import Classifier
 from feddpms.models.decoder import Decoder
 from feddpms.models.encoder import Encoder
 from feddpms.rng import Rng
-from feddpms.types import Tree, settings
+from feddpms.types import Task, Tree, settings
 
 GENERATIVE = ("log_variance.", "decoder.")
 LOG_VARIANCE = (-8.0, 2.0)
@@ -106,6 +107,47 @@ def build(shape: tuple[int, int, int], classes: int, settings: NetSettings, rng:
             _initialise(module, rng.at(name))
     nn.init.constant_(net.log_variance.bias, -3.0)  # start with a spread of 0.22 of the unit range
     return net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to build a network again, elsewhere or later, by a rule that knows only its weights.
+
+    Attributes:
+        shape: channels, height, width of an image.
+        classes: number of classes of the data set.
+        settings: size of the network.
+    """
+
+    shape: tuple[int, int, int]
+    classes: int
+    settings: NetSettings
+
+    def build(self) -> Vae:
+        """A network with some weights, to be overwritten."""
+        return build(self.shape, self.classes, self.settings, Rng(0))
+
+
+def rebuilt(task: Task, model: Tree) -> Any:
+    """The network of a model, for a server rule, which has only trees.
+
+    Args:
+        task: how the network is built.
+        model: weights and buffers, of one floating type; entries that it lacks are some numbers.
+
+    Raises:
+        ConfigError: the task does not say how, or says how to build another network.
+    """
+    net = task.network.build() if task.network else nn.Module()
+    state = net.state_dict()
+    if not all(k in state and state[k].shape == v.shape for k, v in model.items()):
+        raise ConfigError(
+            f"Task.network must build the network of the model, got {task.network}; give the plan "
+            "of the network that clients train"
+        )
+    net.to(next(v.dtype for v in model.values() if v.is_floating_point()))
+    net.load_state_dict(model, strict=False)
+    return net
 
 
 def trunk(tree: Tree) -> Tree:
