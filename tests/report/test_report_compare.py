@@ -236,5 +236,5 @@ def test_what_is_kept_is_the_most_of_any_round_and_seed(make: Maker):
     group, rows = rows_of(make.root)
     assert (rows["fedavg"].bytes_client, rows["fedavg"].bytes_server) == (2000, 5000)
     head, row = cost_cells(group)
-    assert head[4:6] == ["client keeps", "server keeps"]
+    assert head[4:6] == ["client has", "server has"]
     assert row[4:6] == [size(2000), size(5000)]

@@ -339,8 +339,8 @@ def quality_cells(group: Group) -> Cells:
 
 def cost_cells(group: Group) -> Cells:
     """Heading and rows of the table of costs, all means over seeds."""
-    sent = ["up / round", "down / round", "bytes, total"]
-    table = [["method", *sent, "client keeps", "server keeps", "time, total", "local steps"]]
+    sent = ["up / round", "down / round", "bytes, all"]
+    table = [["method", *sent, "client has", "server has", "time, all", "local steps"]]
     for row in group.rows:
         moved = [size(n) for n in (row.bytes_up, row.bytes_down, row.bytes_total)]
         kept = [size(n) for n in (row.bytes_client, row.bytes_server)]
