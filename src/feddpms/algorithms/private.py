@@ -26,7 +26,7 @@ def require_private_training(method: Method, privacy: Privacy, norm: str) -> Non
     Args:
         method: what is run.
         privacy: whether training is private, and what else is sent.
-        norm: the network's normalisation layer.
+        norm: the network's normalisation layer, "none" without one.
 
     Raises:
         ConfigError: Opacus is missing; or says all that has to be set.
