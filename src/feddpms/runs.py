@@ -23,7 +23,7 @@ from feddpms.algorithms.private import require_private_training
 from feddpms.config import Run
 from feddpms.data import Dataset, counts, describe, levels, load, split, table
 from feddpms.engine import Crew, Outcome, Progress, Workers, cores, require_engine, simulate
-from feddpms.engine.loop import size_of_cohort
+from feddpms.engine.loop import size_of_cohort, visible
 from feddpms.errors import ConfigError, RunFolderError
 from feddpms.folder import CHECKPOINT, Writing, forget_checkpoint
 from feddpms.models import build, trunk
@@ -217,7 +217,8 @@ def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
     shards = [Shard(data.train.x[i], data.train.y[i]) for i in map(torch.from_numpy, parts)]
     net = build(_shape(data), len(data.classes), settings.net, rng.at("initial weights"))
     task = Task(len(data.classes), len(shards), settings.rounds, net.latent)
-    settings.method.start({}, task)  # complains about settings that do not fit the run
+    # Complains about settings that do not fit the run.
+    settings.method.start(visible(settings.method, net.state_dict()), task)
     private, engine = settings.privacy.training.kind != "none", settings.engine
     require_precision(settings.local, engine.device, private, engine.clients_at_once > 1)
     if train:
@@ -244,7 +245,8 @@ def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
 def _check_privacy(settings: Run) -> None:
     """Check that what is released, and how, fits together and its target."""
     method, privacy, training = settings.method, settings.privacy, settings.privacy.training
-    require_private_training(method, privacy, settings.net.norm)
+    norm = settings.net.norm if settings.net.kind == "conv" else "none"
+    require_private_training(method, privacy, norm)
     drawing = method.synthesis if isinstance(method, FedDPMS) else Drawing()
     if drawing.spread == "released" and privacy.release != "class_sum":
         raise ConfigError(

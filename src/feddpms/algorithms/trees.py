@@ -1,6 +1,6 @@
 """Arithmetic on trees: weighted means that treat every kind of tensor as it should be treated."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -8,8 +8,6 @@ from torch import Tensor
 from feddpms.types import Message, Tree
 
 VARIANCE = "running_var"
-
-
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """endings of what a network counts and does not train"""
 
@@ -17,6 +15,13 @@ BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 def trained(tree: Tree) -> Tree:
     """The entries of a network that are trained: no batch-norm statistics, no counters."""
     return {k: v for k, v in tree.items() if not k.endswith(BUFFERS)}
+
+
+def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor of another shape to be filled, with the type, device and layout of one."""
+    last = like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
 
 
 def average(replies: Mapping[int, Message], name: str = "model") -> Tree:

@@ -151,7 +151,7 @@ def simulate(
         grid.restore(begin.accounts)
     else:
         initial = {k: v.clone() for k, v in crew.net.state_dict().items()}
-        state, released, done = method.start(_visible(method, initial), task), {}, 0
+        state, released, done = method.start(visible(method, initial), task), {}, 0
     with one_thread(), repeatable(engine.device):
         for number in range(done + 1, task.rounds + 1):
             began = time.perf_counter()
@@ -161,7 +161,9 @@ def simulate(
             with clock.part("evaluate"):
                 score = _score(method, state, grid)
             record = _record(number, exchange, score, time.perf_counter() - began)
-            records.append(replace(record, timing=_timing(crew, grid, record)))
+            numbers = {**record.numbers, **_told(state)}
+            timing = _timing(crew, grid, record)
+            records.append(replace(record, numbers=numbers, timing=timing))
             on_round(records[-1], Progress(number, state, grid.kept(), released))
             memories.tidy()
     return Outcome(state.model, tuple(records), memories, released)
@@ -217,7 +219,7 @@ def _noisy(reply: Message) -> Tree:
     return {k: v for tree in trees for k, v in tree.items() if not (paper and k == "counts")}
 
 
-def _visible(method: Method, tree: Tree) -> Tree:
+def visible(method: Method, tree: Tree) -> Tree:
     """The part of the network that a method may train."""
     return tree if method.about.generative else trunk(tree)
 
@@ -260,6 +262,12 @@ def _timing(crew: Crew, grid: InProcess, record: RoundRecord) -> dict[str, float
     if parts["train"]:
         parts["images_per_second"] = record.numbers["steps"] * size / parts["train"]
     return parts
+
+
+def _told(state: Any) -> dict[str, float]:
+    """What a state says of itself, and the state of the method inside."""
+    inner = _told(state.inner) if hasattr(state, "inner") else {}
+    return {**inner, **getattr(state, "numbers", {})}
 
 
 def _record(number: int, exchange: _Exchange, score: Score, seconds: float) -> RoundRecord:
