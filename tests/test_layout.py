@@ -9,9 +9,28 @@ from feddpms.algorithms import METHODS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "feddpms"
-SHARED = ("__init__", "batches", "fit", "flat", "method", "precision", "private", "trees")
+SHARED = (
+    "__init__",
+    "batches",
+    "chain",
+    "fit",
+    "flat",
+    "merging",
+    "method",
+    "neurons",
+    "precision",
+    "private",
+    "trees",
+)
 METHOD_FILES = sorted(f for f in (SOURCE / "algorithms").glob("*.py") if f.stem not in SHARED)
-CEILINGS = {"feddpms": 200, "fit": 155, "method": 188, "private": 115}
+CEILINGS = {
+    "feddpms": 200,
+    "fit": 155,
+    "merging": 275,
+    "method": 188,
+    "neurons": 105,
+    "private": 115,
+}
 
 every_method = pytest.mark.parametrize("name", METHODS)
 

@@ -23,6 +23,8 @@ CASES = {
     "feddpms": {"name": "feddpms", "preliminary_rounds": 2},
     "feddpms+moon": {"name": "feddpms+moon", "preliminary_rounds": 1, "decoder_period": 0},
     "fedmix": {"name": "fedmix"},
+    "pfnm": {"name": "pfnm", "prior": {"gamma": 7.0}},
+    "fedma": {"name": "fedma", "prior": {"gamma": 7.0}},
     "local": {"name": "local"},
     "central": {"name": "central"},
     "some": {"name": "feddpms+moon", "preliminary_rounds": 2},
@@ -35,6 +37,8 @@ def settings(case: str, **more):
     if case == "private":
         values["privacy"] = {**SMALL["privacy"], **PAID}
         values["net"] = {"width": 0.25, "norm": "group"}
+    if case == "pfnm":
+        values["net"] = {"width": 0.25, "kind": "mlp"}
     if case == "some":  # not all memories fit in memory
         values["engine"] = {"cohort": 0.4}
     return config.parse(values)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feddpms.algorithms import (
+        PFNM,
         Central,
         FedAvg,
         FedDPMS,
+        FedMA,
         FedMix,
         FedProx,
         Local,
@@ -36,10 +38,12 @@ _HOMES = {
         "Central",
         "FedAvg",
         "FedDPMS",
+        "FedMA",
         "FedMix",
         "FedProx",
         "Local",
         "Moon",
+        "PFNM",
         "Training",
     ),
     "feddpms.config": ("Run",),
@@ -53,11 +57,13 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "PFNM",
     "Central",
     "Data",
     "Engine",
     "FedAvg",
     "FedDPMS",
+    "FedMA",
     "FedMix",
     "FedProx",
     "FeddpmsError",
