@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feddpms.algorithms import (
+        PFNM,
         Central,
         FedAvg,
         FedDC,
         FedDPMS,
         FedDyn,
+        FedMA,
         FedMix,
         FedNova,
         FedProx,
@@ -42,12 +44,14 @@ _HOMES = {
         "FedDC",
         "FedDPMS",
         "FedDyn",
+        "FedMA",
         "FedMix",
         "FedNova",
         "FedProx",
         "Local",
         "Moon",
         "Scaffold",
+        "PFNM",
         "Training",
     ),
     "feddpms.config": ("Run",),
@@ -61,6 +65,7 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "PFNM",
     "Central",
     "Data",
     "Engine",
@@ -68,6 +73,7 @@ __all__ = [
     "FedDC",
     "FedDPMS",
     "FedDyn",
+    "FedMA",
     "FedMix",
     "FedNova",
     "FedProx",

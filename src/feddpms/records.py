@@ -75,7 +75,8 @@ class RoundRecord:
         test_loss: mean cross entropy on the test set, in nats.
         per_class_accuracy: in [0, 1] for each class; NaN for a class with no test example.
         train_loss: mean of the clients' training losses, by number of steps.
-        numbers: further sums over the replies, such as local steps or accepted synthetic images.
+        numbers: further sums over the replies, such as local steps or accepted synthetic images,
+            and what the server's state says of itself.
         seconds: wall time of the round with its evaluation.
         timing: seconds of it by part (train, synthesis, evaluate, exchange), and
             `images_per_second` of training, each step taken as a full batch.

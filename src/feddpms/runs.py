@@ -255,7 +255,8 @@ def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
 def _check_privacy(settings: Run) -> None:
     """Check that what is released, and how, fits together and its target."""
     method, privacy, training = settings.method, settings.privacy, settings.privacy.training
-    require_private_training(method, privacy, settings.net.norm, settings.local)
+    norm = settings.net.norm if settings.net.kind == "conv" else "none"
+    require_private_training(method, privacy, norm, settings.local)
     drawing = method.synthesis if isinstance(method, FedDPMS) else Drawing()
     if drawing.spread == "released" and privacy.release != "class_sum":
         raise ConfigError(

@@ -10,6 +10,7 @@ from feddpms.algorithms.fedavgm import FedAvgM
 from feddpms.algorithms.feddc import FedDC
 from feddpms.algorithms.feddpms import FedDPMS
 from feddpms.algorithms.feddyn import FedDyn
+from feddpms.algorithms.fedma import FedMA
 from feddpms.algorithms.fedmix import FedMix
 from feddpms.algorithms.fednova import FedNova
 from feddpms.algorithms.fedprox import FedProx
@@ -18,6 +19,7 @@ from feddpms.algorithms.local import Local
 from feddpms.algorithms.method import About, Client, Method
 from feddpms.algorithms.mixup import Mixup
 from feddpms.algorithms.moon import Moon
+from feddpms.algorithms.pfnm import PFNM
 from feddpms.algorithms.scaffold import Scaffold
 from feddpms.algorithms.training import Training
 
@@ -25,7 +27,7 @@ METHODS: dict[str, type] = {
     cls.__name__.lower(): cls
     for cls in (
         *(Local, Central, FedAvg),
-        *(FedAvgM, FedAdam, FedYogi, FedNova),
+        *(FedAvgM, FedAdam, FedYogi, FedNova, PFNM, FedMA),
         *(FedProx, Scaffold, Moon, FedDyn, FedDC),
         *(Mixup, FedMix, FedDPMS),
     )
@@ -33,6 +35,7 @@ METHODS: dict[str, type] = {
 
 __all__ = [
     "METHODS",
+    "PFNM",
     "About",
     "Central",
     "Client",
@@ -42,6 +45,7 @@ __all__ = [
     "FedDC",
     "FedDPMS",
     "FedDyn",
+    "FedMA",
     "FedMix",
     "FedNova",
     "FedProx",

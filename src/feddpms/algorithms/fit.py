@@ -15,6 +15,7 @@ from feddpms.algorithms.flat import Flat, new_optimizer
 from feddpms.algorithms.method import Client
 from feddpms.algorithms.precision import precision
 from feddpms.algorithms.private import noisy_gradients, training_event
+from feddpms.algorithms.trees import empty
 from feddpms.privacy import histogram
 from feddpms.types import Event, Loss, Message, Tree
 
@@ -89,10 +90,18 @@ def fit(
 
 
 def load(net: Any, tree: Tree) -> Any:
-    """The network with these entries overwritten; entries that the tree lacks stay."""
+    """The network with these entries overwritten; entries that the tree lacks stay.
+
+    An entry takes the tree's shape: a model of matched neurons may have more than the network.
+    """
     state = net.state_dict()
     with torch.no_grad():
         for key, value in tree.items():
+            if state[key].shape != value.shape:
+                module, _, name = key.rpartition(".")
+                held = getattr(net.get_submodule(module), name)
+                held.data = empty(held, value.shape)
+                state[key] = held
             state[key].copy_(value)
     return net
 

@@ -134,7 +134,7 @@ class Method(Protocol):
         ...
 
     def server(self, state: Any, replies: Mapping[int, Message]) -> Any:
-        """The next state, from the replies that arrived, all to asks of one exchange."""
+        """The next state, from the replies to one exchange; its `numbers`, if any, are logged."""
         ...
 
 

@@ -27,7 +27,7 @@ def require_private_training(method: Method, privacy: Privacy, norm: str, local:
     Args:
         method: what is run.
         privacy: whether training is private, and what else is sent.
-        norm: the network's normalisation layer.
+        norm: the network's normalisation layer, "none" without one.
         local: how clients train.
 
     Raises:

@@ -1,6 +1,6 @@
 """Arithmetic on trees: weighted means that treat every kind of tensor as it should be treated."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -29,6 +29,13 @@ def toward(old: Tree, new: Tree, step: float) -> Tree:
     Written new + (step - 1) (new - old), which is old + step (new - old).
     """
     return new | {k: new[k] + (step - 1) * (new[k] - w) for k, w in trained(old).items()}
+
+
+def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor of another shape to be filled, with the type, device and layout of one."""
+    last = like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
 
 
 def average(

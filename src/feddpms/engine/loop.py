@@ -173,7 +173,8 @@ def simulate(
             diverged = exchange.broken or _too_bad(score, engine.max_loss)
             kept = {"bytes_client": grid.most_kept(cohort), "bytes_server": stored(state)}
             record = _record(number, exchange, score, time.perf_counter() - began, diverged)
-            records.append(replace(record, timing=_timing(crew, grid, record), **kept))
+            timing, numbers = _timing(crew, grid, record), {**record.numbers, **_told(state)}
+            records.append(replace(record, numbers=numbers, timing=timing, **kept))
             on_round(records[-1], Progress(number, state, grid.kept(), released, diverged))
             memories.tidy()
             if diverged:
@@ -312,6 +313,12 @@ def _too_bad(score: Score, bound: float) -> str:
     if not math.isfinite(score.loss):
         return "test loss not finite"
     return f"test loss {score.loss:.3g} above engine.max_loss={bound:g}" * (score.loss > bound)
+
+
+def _told(state: Any) -> dict[str, float]:
+    """What a state says of itself, and the state of the method inside."""
+    inner = _told(state.inner) if hasattr(state, "inner") else {}
+    return {**inner, **getattr(state, "numbers", {})}
 
 
 def _record(
