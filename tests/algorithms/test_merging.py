@@ -1,5 +1,6 @@
 """Matched averaging: what it must give back, whatever the order of hidden units."""
 
+import importlib.util
 from dataclasses import replace
 from functools import cache
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from feddpms import audits, config, runs
 from feddpms.algorithms import PFNM, FedAvg, FedDPMS, FedMA, FedMix, Training
 from feddpms.algorithms.chain import layers, part
 from feddpms.algorithms.fit import fit, load
@@ -19,7 +21,7 @@ from feddpms.engine import Crew, Engine, Workers, simulate
 from feddpms.engine.evaluate import evaluate
 from feddpms.errors import ConfigError
 from feddpms.models import NetSettings, build, trunk
-from feddpms.privacy import Ledger
+from feddpms.privacy import Ledger, Privacy
 from feddpms.rng import Rng
 from feddpms.types import Memory, Message, Shard, Task
 from small import CLASSES, LOOSE, TASK, client, small_mlp, small_net, three_shards, unseen
@@ -529,3 +531,48 @@ def test_independent_clients_are_better_matched_than_averaged(kind, method):
     matched, plain = accuracy(kind, state.model), accuracy(kind, average(replies))
     print(kind, type(method).__name__, plain, matched)
     assert matched > plain + (0.25 if kind == "mlp" else 0.05)
+
+
+# Whole runs
+
+
+QUICK = {
+    "rounds": 2,
+    "data": {"name": "digits", "fraction": 0.08},
+    "partition": {"clients": 3, "beta": 5.0},
+    "local": {"epochs": 1},
+    "net": {"kind": "mlp", "width": 0.25},
+}
+
+
+def test_a_network_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+    settings = config.parse({**QUICK, "net": {"kind": "conv"}, "method": "pfnm"})
+    with pytest.raises(ConfigError, match="got convolutions"):
+        runs.run(settings, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("opacus"), reason="needs Opacus")
+@pytest.mark.parametrize("method", ["pfnm", "fedma"])
+def test_private_training_covers_class_counts(method):
+    """An mlp has no batch norm, so nothing has to be set for that; counts are paid for once."""
+    privacy = {
+        "target_epsilon": 50.0,
+        "weights": "noisy",
+        "training": {"kind": "dpsgd", "expected_examples": 64},
+    }
+    settings = config.parse({**QUICK, "method": method, "privacy": privacy})
+    result = runs.run(settings)
+    assert len(result.rounds) == 2
+    assert "clear" not in result.claim
+    counts = [r.numbers["hidden_units"] for r in result.rounds]
+    assert counts[0] > 0
+    in_the_clear = runs.run(replace(settings, privacy=Privacy()))
+    assert "clear" in in_the_clear.claim
+
+
+def test_a_run_with_a_wider_model_can_be_attacked(tmp_path):
+    settings = config.parse({**QUICK, "method": {"name": "pfnm", "prior": {"gamma": 30.0}}})
+    result = runs.run(settings, tmp_path / "run")
+    assert result.rounds[-1].numbers["hidden_units"] > 32 + 32 + 32 + 128
+    assert 0 < audits.attack(tmp_path / "run").model.auc < 1
