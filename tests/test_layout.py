@@ -15,6 +15,7 @@ SHARED = (
     "batches",
     "chain",
     "correction",
+    "decoding",
     "fit",
     "flat",
     "merging",
@@ -71,6 +72,11 @@ def test_every_public_name_resolves():
     assert sorted(feddpms.__all__) == sorted(feddpms._HOME)
     for name in feddpms.__all__:
         assert getattr(feddpms, name).__name__ == name
+
+
+@every_method
+def test_a_method_is_public(name):
+    assert METHODS[name].__name__ in feddpms.__all__
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():

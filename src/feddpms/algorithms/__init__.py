@@ -7,6 +7,7 @@ from feddpms.algorithms.central import Central
 from feddpms.algorithms.fedadam import FedAdam
 from feddpms.algorithms.fedavg import FedAvg
 from feddpms.algorithms.fedavgm import FedAvgM
+from feddpms.algorithms.fedda import FedDA
 from feddpms.algorithms.feddc import FedDC
 from feddpms.algorithms.feddpms import FedDPMS
 from feddpms.algorithms.feddyn import FedDyn
@@ -29,7 +30,7 @@ METHODS: dict[str, type] = {
         *(Local, Central, FedAvg),
         *(FedAvgM, FedAdam, FedYogi, FedNova, PFNM, FedMA),
         *(FedProx, Scaffold, Moon, FedDyn, FedDC),
-        *(Mixup, FedMix, FedDPMS),
+        *(Mixup, FedMix, FedDA, FedDPMS),
     )
 }
 
@@ -42,6 +43,7 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedDA",
     "FedDC",
     "FedDPMS",
     "FedDyn",

@@ -68,7 +68,7 @@ class FedDPMS:
     about: ClassVar[About] = About(
         "data",
         "FedDPMS, arXiv 2206.00686",
-        extra="decoder in some preliminary rounds, noisy class means once",
+        extra="decoder at times, noisy class means once",
         client_state="synthetic examples",
         server_state="decoder, noisy class means",
         generative=True,

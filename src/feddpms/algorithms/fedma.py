@@ -25,7 +25,9 @@ class FedMA:
     about: ClassVar[About] = About(
         "aggregation",
         "Wang et al., ICLR 2020",
-        extra="a client keeps its model and sends class counts; the global model may be wider",
+        extra="class counts; layers, not all",
+        client_state="its model",
+        server_state="matches, a wider model",
     )
 
     prior: Prior = Prior()

@@ -23,7 +23,8 @@ class PFNM:
     about: ClassVar[About] = About(
         "aggregation",
         "Yurochkin et al., ICML 2019",
-        extra="class counts; the global model may be wider than what a client is sent",
+        extra="class counts",
+        server_state="matches, a wider model",
     )
 
     prior: Prior = Prior()

@@ -34,7 +34,7 @@ class Scaffold:
     about: ClassVar[About] = About(
         "drift",
         "Karimireddy et al., ICML 2020",
-        extra="the global control down",
+        extra="control down",
         client_state="its control",
         server_state="the global control",
     )

@@ -113,11 +113,16 @@ def build(shape: tuple[int, int, int], classes: int, settings: NetSettings, rng:
     """
     with torch.random.fork_rng(devices=[]):  # modules draw their first weights globally
         net = Vae(shape, classes, settings)
+    initialise(net, rng)
+    nn.init.constant_(net.log_variance.bias, -3.0)  # start with a spread of 0.22 of the unit range
+    return net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+
+def initialise(net: nn.Module, rng: Rng) -> None:
+    """Give linear and convolution layers their first weights, each by its own name's stream."""
     for name, module in net.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
             _initialise(module, rng.at(name))
-    nn.init.constant_(net.log_variance.bias, -3.0)  # start with a spread of 0.22 of the unit range
-    return net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
 @dataclass(frozen=True)
