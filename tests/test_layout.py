@@ -29,13 +29,13 @@ SHARED = (
 METHOD_FILES = sorted(f for f in (SOURCE / "algorithms").glob("*.py") if f.stem not in SHARED)
 CEILINGS = {
     "feddpms": 200,
-    "fit": 155,
+    "fit": 160,
     "merging": 275,
     "method": 195,
     "neurons": 105,
     "private": 115,
     "correction": 85,
-    "trees": 95,
+    "trees": 110,
 }
 
 every_method = pytest.mark.parametrize("name", METHODS)
