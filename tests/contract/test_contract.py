@@ -12,6 +12,7 @@ from feddpms.algorithms import (
     FedAvgM,
     FedDA,
     FedDC,
+    FedDG,
     FedDPMS,
     FedDyn,
     FedMA,
@@ -22,6 +23,8 @@ from feddpms.algorithms import (
     Moon,
     Scaffold,
     Training,
+    Zdac,
+    Zdas,
 )
 from feddpms.algorithms.correction import Correction
 from feddpms.algorithms.fit import fit
@@ -31,12 +34,13 @@ from feddpms.engine.grid import unfold
 from feddpms.models import VaeSettings, trunk
 from feddpms.privacy import Ledger
 from feddpms.rng import Rng
-from feddpms.synthesis import Drawing
-from feddpms.types import Message, Shard, Task
+from feddpms.synthesis import Drawing, Inversion
+from feddpms.types import Message, Shard
 from small import LOOSE, TASK, client, small_net, three_shards, unseen
 
 LOCAL = Training(epochs=2, batch_size=8, lr=0.01)
 DPMS = {"preliminary_rounds": 2, "vae": VaeSettings(weight=0.05)}
+MADE = {"warm_up": 1, "per_class": 3, "inversion": Inversion(steps=4)}
 
 
 def settled(cls: type) -> Method:
@@ -66,10 +70,20 @@ CASES: dict[str, Method] = {
     "feddpms+fedavgm": FedDPMS(**DPMS, inner=FedAvgM(momentum=0.5)),
     "fedda": FedDA(preliminary_rounds=2),
     "fedda+moon": FedDA(preliminary_rounds=2, inner=Moon()),
+    "feddg+fedprox": FedDG(inner=FedProx(mu=0.1)),
+    "feddg+moon": FedDG(window=0.3, inner=Moon()),
+    "zdac": Zdac(**MADE, period=2),
+    "zdac+moon": Zdac(**MADE, inner=Moon()),
+    "zdas": Zdas(**MADE, steps=3),
+    "zdas+fedprox": Zdas(**MADE, steps=3, inner=FedProx(mu=0.1)),
+    "feddg+feddyn": FedDG(inner=settled(FedDyn)),
+    "fedda+scaffold": FedDA(preliminary_rounds=2, inner=settled(Scaffold)),
 }
 STEPPING = ("fedavgm", "fedadam", "fedyogi", "feddpms+fedavgm")
 """whose server goes on by itself: its next model is no average of what it got"""
 FEDERATED = [name for name, m in CASES.items() if m.about.scope == "federated"]
+AVERAGING = [name for name in FEDERATED if not isinstance(CASES[name], Zdas)]
+"""those whose server does not train"""
 NEUTRAL = {
     "fedavgm": FedAvgM(momentum=0.0),
     "mixup": Mixup(alpha=0),
@@ -77,10 +91,14 @@ NEUTRAL = {
     "moon": Moon(mu=0),
     "fedmix": FedMix(lam=0),
     "fedmix+fedprox": FedMix(lam=0, inner=FedProx(mu=0)),
+    "feddg": FedDG(weight=0),
+    "zdac": Zdac(**{**MADE, "per_class": 0}),
+    "zdas": Zdas(**MADE, steps=0),
 }
 
 every_method = pytest.mark.parametrize("name", CASES)
 federated = pytest.mark.parametrize("name", FEDERATED)
+averaging = pytest.mark.parametrize("name", AVERAGING)
 
 
 @dataclass
@@ -142,7 +160,7 @@ def go(method, rounds=4, shards=None, **engine):
     """A run of the small case; the outcome and the ledger."""
     ledger = Ledger()
     shards = shards or three_shards()
-    task = Task(TASK.classes, len(shards), rounds, TASK.latent)
+    task = replace(TASK, clients=len(shards), rounds=rounds)
     given = (method, dict(enumerate(shards)), unseen(), small_net(), task, LOCAL, LOOSE, Rng(0))
     return simulate(Crew(*given), Engine(**engine), ledger), ledger
 
@@ -192,7 +210,7 @@ def sorted_maps(state):
     return values
 
 
-@federated
+@averaging
 def test_replies_equal_to_the_broadcast_change_nothing(name, watched):
     for state, replies, _ in watched[name][0].served:
         if any(r.kind == "share" for r in replies.values()):
@@ -217,7 +235,7 @@ def echo(reply: Message, model) -> Message:
     return replace(reply, trees={**reply.trees, "model": model})
 
 
-@federated
+@averaging
 def test_one_client_is_local_training(name):
     shard = three_shards()[0]
     spy = Watched(CASES[name])

@@ -9,6 +9,7 @@ from feddpms.algorithms.fedavg import FedAvg
 from feddpms.algorithms.fedavgm import FedAvgM
 from feddpms.algorithms.fedda import FedDA
 from feddpms.algorithms.feddc import FedDC
+from feddpms.algorithms.feddg import FedDG
 from feddpms.algorithms.feddpms import FedDPMS
 from feddpms.algorithms.feddyn import FedDyn
 from feddpms.algorithms.fedma import FedMA
@@ -23,6 +24,8 @@ from feddpms.algorithms.moon import Moon
 from feddpms.algorithms.pfnm import PFNM
 from feddpms.algorithms.scaffold import Scaffold
 from feddpms.algorithms.training import Training
+from feddpms.algorithms.zdac import Zdac
+from feddpms.algorithms.zdas import Zdas
 
 METHODS: dict[str, type] = {
     cls.__name__.lower(): cls
@@ -30,7 +33,7 @@ METHODS: dict[str, type] = {
         *(Local, Central, FedAvg),
         *(FedAvgM, FedAdam, FedYogi, FedNova, PFNM, FedMA),
         *(FedProx, Scaffold, Moon, FedDyn, FedDC),
-        *(Mixup, FedMix, FedDA, FedDPMS),
+        *(Mixup, FedMix, FedDG, Zdac, Zdas, FedDA, FedDPMS),
     )
 }
 
@@ -45,6 +48,7 @@ __all__ = [
     "FedAvgM",
     "FedDA",
     "FedDC",
+    "FedDG",
     "FedDPMS",
     "FedDyn",
     "FedMA",
@@ -58,4 +62,6 @@ __all__ = [
     "Moon",
     "Scaffold",
     "Training",
+    "Zdac",
+    "Zdas",
 ]
