@@ -182,18 +182,28 @@ def require_pinned(name: str, python: Path) -> dict[str, str]:
     return versions
 
 
+class SideFailed(Exception):
+    """A side ended with an error; says which, and what it said last."""
+
+
 def measure(side: Side, python: Path, case: Path, settings: Settings, folder: Path) -> Measured:
     """One turn of one side.
 
     Raises:
-        SystemExit: it failed, or did not take the steps that it should; the side is named.
+        SystemExit: it failed twice, or did not take the steps that it should; the side is named.
     """
     out = folder / "out.json"
-    out.unlink(missing_ok=True)
     script = HERE / "rivals" / f"{side.of}_sim.py"
     use = ["--processes", str(side.processes), "--threads", str(side.threads)]
     command = [python, *side.launcher, script, "--case", case, "--out", out, *use]
-    _run(side, command, folder)
+    try:
+        _run(side, command, folder)
+    except SideFailed as failed:  # pfl's processes abort now and then
+        print(f"{str(failed).splitlines()[0]}; once more", flush=True)
+        try:
+            _run(side, command, folder)
+        except SideFailed as again:
+            raise SystemExit(str(again)) from None
     found = json.loads(out.read_text())
     if found["steps"] != [settings.steps] * settings.rounds:
         raise SystemExit(f"{side}: expected {settings.steps} steps a round, got {found['steps']}")
@@ -204,6 +214,7 @@ def measure(side: Side, python: Path, case: Path, settings: Settings, folder: Pa
 
 def _run(side: Side, command: list[Any], folder: Path) -> None:
     """Run a side to its end; what it says goes to a file, since processes of its may outlive it."""
+    (folder / "out.json").unlink(missing_ok=True)
     own = () if side.of == OWN else ("PYTHONPATH",)
     dropped = ("OMP_NUM_THREADS", *own)
     env = {k: v for k, v in os.environ.items() if k not in dropped} | QUIET
@@ -221,7 +232,7 @@ def _run(side: Side, command: list[Any], folder: Path) -> None:
             raise
     if code or not (folder / "out.json").exists():
         last = "\n".join(said.read_text(errors="replace").splitlines()[-30:])
-        raise SystemExit(f"{side}: failed with status {code}\n{last}")
+        raise SideFailed(f"{side}: failed with status {code}\n{last}")
 
 
 def _parameters(case: Path) -> int:

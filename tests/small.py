@@ -3,7 +3,7 @@
 import torch
 
 from feddpms.algorithms import Client, Training
-from feddpms.models import NetSettings, build
+from feddpms.models import NetSettings, Plan, build
 from feddpms.privacy import Account, Privacy
 from feddpms.rng import Rng
 from feddpms.types import Shard, Task
@@ -30,12 +30,18 @@ def unseen() -> Shard:
     return blobs(60, [0, 1, 2], 9)
 
 
-TASK = Task(classes=CLASSES, clients=3, rounds=5, latent=6)
+PLAN = Plan((1, 4, 4), CLASSES, NetSettings(width=0.25, latent=6, hidden=8))
+TASK = Task(classes=CLASSES, clients=3, rounds=5, latent=6, network=PLAN)
 
 
 def small_net(seed: int = 0):
     """A small network with batch norm for 4x4 images."""
-    settings = NetSettings(width=0.25, latent=6, hidden=8)
+    return build(PLAN.shape, CLASSES, PLAN.settings, Rng(seed))
+
+
+def small_mlp(seed: int = 0):
+    """A small fully connected network for 4x4 images."""
+    settings = NetSettings(kind="mlp", width=0.1, latent=6, hidden=8)
     return build((1, 4, 4), CLASSES, settings, Rng(seed))
 
 

@@ -26,6 +26,8 @@ SMALL = [
     *shlex.split("--rounds 2 --local-epochs 1 --set net.width=0.25"),
 ]
 
+SGD = shlex.split("--set local.optimizer=sgd --set local.lr=0.01 --set local.batch_size=8")
+
 
 @dataclass(frozen=True)
 class Said:
@@ -123,6 +125,12 @@ BAD = [
     "run --set method.preliminary_rounds=2",
     "run --set method.preliminary_rounds=7",
     "run --local-epochs 0",
+    "run --set local.epochs_range=5,1",
+    "run --set local.epochs_range=few,many",
+    "run --set local.epochs_range=[1,5] --set privacy.training.kind=dpsgd",
+    "run --set engine.dropout=1",
+    "run --set engine.dropout=-0.1",
+    "run --set engine.max_loss=0",
     "run --seed -1",
     "run --fraction 0",
     "run --partition dirichlett",
@@ -300,6 +308,32 @@ def test_nothing_is_on_standard_error_when_nobody_watches(finished, compared):
     assert compared[1].err == ""
 
 
+def test_a_run_that_diverges_is_one_line_more_and_3(tmp_path):
+    wild = ["--method", "fedprox", *SMALL, *SGD, "--set", "method.mu=1e30"]
+    said = feddpms_command("run", *wild, "--out", "wild", folder=tmp_path)
+    assert said.code == 3
+    assert re.fullmatch(
+        r"feddpms: diverged: model, train_loss of clients 0, 1, 2 not finite in round 1; .*\n",
+        said.err,
+    )
+    assert "diverged (round 1)" in said.out
+    assert "Page: wild/report.html" in said.out
+    again = feddpms_command("resume", "wild", folder=tmp_path)
+    assert (again.code, again.err) == (0, "")
+    assert "Finished now: 0." in again.out
+
+
+def test_a_comparison_goes_on_when_a_method_diverges(tmp_path):
+    options = [*SGD, "--methods", "fedprox,fedavg", "--set", "fedprox.mu=1e30", "--out", "new"]
+    said = feddpms_command("compare", *SMALL, *options, folder=tmp_path)
+    assert (said.code, said.err) == (0, "")
+    lines = [line.split() for line in said.out.splitlines()]
+    (wild,) = [line for line in lines if line[:4] == ["fedprox", "0", "of", "1"]]
+    assert wild[4:7] == ["diverged", "(round", "1)"]
+    (sound,) = [line for line in lines if line[:2] == ["fedavg", "1"]]
+    assert 0 < float(sound[2]) < 100
+
+
 def test_a_finished_run_is_not_overwritten(finished):
     folder = finished["folder"]
     before = contents(folder)
@@ -471,6 +505,8 @@ def test_the_version_is_in_the_record(finished):
         "run --set method.synthesis.per_class=1000000000000",
         "run --seed 99999999999999999999999",
         "compare --set seed=3",
+        "run --method scaffold",
+        "compare --methods fedavg,feddpms+feddyn",
     ],
 )
 def test_what_a_stranger_tried_is_refused_in_one_line(line, tmp_path, monkeypatch, capsys):

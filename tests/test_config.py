@@ -15,7 +15,7 @@ from feddpms.errors import ConfigError, FeddpmsError
 from feddpms.models import NetSettings, VaeSettings
 from feddpms.privacy import Privacy
 from feddpms.synthesis import Drawing, Matching
-from feddpms.types import Task
+from small import TASK, small_net
 
 WRAPPERS = [name for name, cls in METHODS.items() if cls.about.family == "data"]
 TRAINING = [n for n, cls in METHODS.items() if cls.about.family in ("aggregation", "drift")]
@@ -59,7 +59,7 @@ def refused(values, *words: str) -> str:
 
 
 def start(run: Run) -> None:
-    run.method.start({}, Task(classes=3, clients=2, rounds=run.rounds, latent=6))
+    run.method.start(small_net().state_dict(), replace(TASK, rounds=run.rounds))
 
 
 @every_name

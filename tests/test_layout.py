@@ -11,17 +11,32 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "feddpms"
 SHARED = (
     "__init__",
+    "adaptive",
     "batches",
+    "chain",
+    "correction",
     "decoding",
     "fit",
     "flat",
+    "merging",
     "method",
+    "neurons",
     "precision",
     "private",
+    "training",
     "trees",
 )
 METHOD_FILES = sorted(f for f in (SOURCE / "algorithms").glob("*.py") if f.stem not in SHARED)
-CEILINGS = {"feddpms": 200, "fit": 155, "method": 188, "private": 115}
+CEILINGS = {
+    "feddpms": 200,
+    "fit": 160,
+    "merging": 275,
+    "method": 195,
+    "neurons": 105,
+    "private": 115,
+    "correction": 85,
+    "trees": 110,
+}
 
 every_method = pytest.mark.parametrize("name", METHODS)
 
@@ -57,6 +72,11 @@ def test_every_public_name_resolves():
     assert sorted(feddpms.__all__) == sorted(feddpms._HOME)
     for name in feddpms.__all__:
         assert getattr(feddpms, name).__name__ == name
+
+
+@every_method
+def test_a_method_is_public(name):
+    assert METHODS[name].__name__ in feddpms.__all__
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():

@@ -23,10 +23,14 @@ CASES = {
     "feddpms": {"name": "feddpms", "preliminary_rounds": 2},
     "feddpms+moon": {"name": "feddpms+moon", "preliminary_rounds": 1, "decoder_period": 0},
     "fedmix": {"name": "fedmix"},
+    "feddpms+fedadam": {"name": "feddpms+fedadam", "preliminary_rounds": 2},
+    "pfnm": {"name": "pfnm", "prior": {"gamma": 7.0}},
+    "fedma": {"name": "fedma", "prior": {"gamma": 7.0}},
     "local": {"name": "local"},
     "central": {"name": "central"},
     "some": {"name": "feddpms+moon", "preliminary_rounds": 2},
     "private": {"name": "feddpms", "preliminary_rounds": 2},
+    "silent": {"name": "feddpms+moon", "preliminary_rounds": 1, "decoder_period": 1},
 }
 
 
@@ -35,8 +39,13 @@ def settings(case: str, **more):
     if case == "private":
         values["privacy"] = {**SMALL["privacy"], **PAID}
         values["net"] = {"width": 0.25, "norm": "group"}
+    if case == "pfnm":
+        values["net"] = {"width": 0.25, "kind": "mlp"}
     if case == "some":  # not all memories fit in memory
         values["engine"] = {"cohort": 0.4}
+    if case == "silent":  # two of three clients in rounds 2 and 4
+        values["engine"] = {"dropout": 0.4}
+        values["local"] = {"epochs_range": [1, 3]}
     return config.parse(values)
 
 

@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from feddpms import FedAvg, FedDPMS, Run, compare, config, records, run, runs
+from feddpms import FedAvg, FedDPMS, Run, Scaffold, compare, config, records, run, runs
 from feddpms.algorithms import Training
 from feddpms.data import Data, Dataset, Partition
 from feddpms.errors import ConfigError, DataError, FeddpmsError, RunFolderError
@@ -99,6 +99,7 @@ def test_a_taken_folder_is_left_as_it_is(written):
 
 BROKEN = [
     replace(SMALL, method=FedDPMS(preliminary_rounds=2)),
+    replace(SMALL, method=FedDPMS(inner=Scaffold()), local=Training(optimizer="adam")),
     replace(SMALL, partition=Partition(clients=5000)),
     replace(SMALL, privacy=Privacy(count_noise_multiplier=0.1)),
     replace(SMALL, data=Data(name="digitz")),

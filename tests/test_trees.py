@@ -3,7 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddpms.algorithms.trees import average, mean
+from contract.test_contract import same
+from feddpms.algorithms.trees import average, mean, toward, trained
 from feddpms.types import Message
 from small import small_net
 
@@ -23,7 +24,7 @@ def values(n, seed, dtype=torch.float64):
 
 
 def reply(tree, examples):
-    return Message("train", {"model": tree, "other": tree}, {"examples": examples})
+    return Message("train", {"model": tree}, {"examples": examples})
 
 
 def test_weights_are_relative():
@@ -38,7 +39,7 @@ def test_replies_are_weighted_by_their_examples():
         2: reply({"w": torch.tensor([0.0])}, 30),
         7: reply({"w": torch.tensor([4.0])}, 10),
     }
-    assert average(replies)["w"].tolist() == average(replies, "other")["w"].tolist() == [1]
+    assert average(replies)["w"].tolist() == [1]
 
 
 def test_counters_take_the_largest_and_stay_whole_numbers():
@@ -99,3 +100,23 @@ def test_trees_that_go_in_are_not_changed():
         value.add_(1)
     for tree, kept in zip(trees, before, strict=True):
         assert all(torch.equal(tree[k], kept[k]) for k in kept)
+
+
+def test_a_step_towards_a_model_moves_what_is_trained_and_takes_its_statistics():
+    old = {"w": torch.tensor([1.0, 2.0]), "n.running_var": torch.tensor([1.0])}
+    new = {"w": torch.tensor([2.0, 0.0]), "n.running_var": torch.tensor([0.5])}
+    assert same(toward(old, new, 1.0), new)
+    assert toward(old, new, 2.0)["w"].tolist() == [3.0, -2.0]
+    assert toward(old, new, 0.5)["w"].tolist() == [1.5, 1.0]
+    assert toward(old, new, 3.0)["n.running_var"].tolist() == [0.5]  # never below 0
+
+
+def test_what_is_trained_is_no_statistic_and_no_counter():
+    net = small_net()
+    assert list(trained(net.state_dict())) == [k for k, _ in net.named_parameters()]
+
+
+def test_uniform_weights_ignore_how_many_examples_there_are():
+    replies = {i: reply({"w": torch.tensor([float(i)])}, 1 + 2 * i) for i in range(2)}
+    assert average(replies)["w"].item() == 0.75
+    assert average(replies, "uniform")["w"].item() == 0.5

@@ -5,7 +5,9 @@ where the data are.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from operator import ge
 from pathlib import Path
 
 import numpy as np
@@ -205,9 +207,14 @@ def _loaded(net, file: Path, decodes: bool):
     tree, whole = _read(file), net.state_dict()
     needed = {*trunk(whole), *(split(whole)[1] if decodes else {})}
     fits = needed <= tree.keys() <= whole.keys()
-    if not fits or any(v.shape != whole[k].shape for k, v in tree.items()):
+    if not fits or not all(_holds(v.shape, whole[k].shape) for k, v in tree.items()):
         raise RunFolderError(f"expected the model of run.toml at {file}, got another; restore it")
     return with_weights(net, tree)
+
+
+def _holds(shape: Sequence[int], own: Sequence[int]) -> bool:
+    """Whether an entry of this shape can be one of the network; matched neurons may be more."""
+    return len(shape) == len(own) and all(map(ge, shape, own))
 
 
 def _released(file: Path, task: Task) -> dict[int, Tree]:

@@ -17,6 +17,7 @@ from feddpms.errors import ConfigError, FeddpmsError
 if TYPE_CHECKING:
     from feddpms.config import Run
     from feddpms.records import RoundRecord
+    from feddpms.runs import Result
 
 app = typer.Typer(
     name="feddpms",
@@ -30,6 +31,8 @@ app = typer.Typer(
 
 RIVALS = "local,fedavg,fedprox,moon,fedmix,feddpms"
 """what `compare` compares by default"""
+DIVERGED = 3
+"""the status of a command whose one run diverged"""
 STOPPED = 130
 """the status of a command stopped by the keyboard, which typer returns"""
 
@@ -112,7 +115,7 @@ def run(
     """Run one method once.
 
     CONFIG.toml holds settings (see `feddpms settings`); options win over it, --set over both.
-    `feddpms run DIR/run.toml` repeats a run to the same bytes.
+    `feddpms run DIR/run.toml` repeats a run to the same bytes. Ends with 3 if the run diverged.
     """
     from feddpms import config, runs
 
@@ -125,6 +128,7 @@ def run(
     typer.echo(_table([folder]))
     typer.echo(f"\nPrivacy. {result.claim}")
     typer.echo(f"\nPage: {folder / 'report.html'}")
+    _end([result])
 
 
 @app.command()
@@ -192,6 +196,8 @@ def resume(
         done = runs.resume(folder, start, _count(workers))
     typer.echo(_table([folder]))
     typer.echo(f"\nFinished now: {len(done)}. Page: {folder / 'report.html'}")
+    if (folder / "run.toml").exists():
+        _end(done)
 
 
 @app.command()
@@ -199,10 +205,13 @@ def methods() -> None:
     """List the methods."""
     from feddpms.algorithms import METHODS
 
+    head = ("method", "family", "source", "sends beyond a model", "client keeps", "server keeps")
+    abouts = {name: cls.about for name, cls in METHODS.items()}
     rows = [
-        (name, cls.about.family, cls.about.paper, cls.about.extra) for name, cls in METHODS.items()
+        (name, a.family, a.paper, a.extra, a.client_state, a.server_state)
+        for name, a in abouts.items()
     ]
-    typer.echo(columns([("method", "family", "source", "beyond one model each way"), *rows]))
+    typer.echo(columns([head, *rows]))
     typer.echo("\nfamily `data` wraps a training method: feddpms+moon is FedDPMS around MOON.")
 
 
@@ -308,6 +317,14 @@ def _fail(line: str) -> None:
     """Print one line on standard error and exit with 2."""
     typer.echo("feddpms: " + " ".join(line.split()), err=True)
     sys.exit(2)
+
+
+def _end(results: "list[Result]") -> None:
+    """Say of a run that diverged why, and end with a status of its own."""
+    for result in results:
+        if result.diverged:
+            typer.echo(f"feddpms: diverged: {result.diverged}; lower local.lr", err=True)
+            raise typer.Exit(DIVERGED)
 
 
 def _given(

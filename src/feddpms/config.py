@@ -156,7 +156,7 @@ def one_line(error: ValidationError, where: str = "") -> str:
     """The first complaint of a validation: which setting, what was expected, what was got."""
     first = error.errors()[0]
     path = ".".join(str(p) for p in ([where] if where else []) + list(first["loc"]))
-    said = first["msg"].replace("Input should", "should")
+    said = first["msg"].removeprefix("Value error, ").replace("Input should", "should")
     return f"{path} {said}, got {first['input']!r}"
 
 

@@ -64,21 +64,28 @@ class PartitionRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """One finished round.
+    """One round.
 
     Attributes:
         round: 1..rounds.
-        phase: the kind of its training messages: "train", "vae", "classify".
+        phase: the kind of its training messages: "train", "vae", "classify"; "share" if nobody got
+            as far.
         test_accuracy: in [0, 1], of the global model; for `local`, mean over the clients' models.
+            NaN if the loss is not finite: such a model predicts nothing.
         test_loss: mean cross entropy on the test set, in nats.
         per_class_accuracy: in [0, 1] for each class; NaN for a class with no test example.
         train_loss: mean of the clients' training losses, by number of steps.
-        numbers: further sums over the replies, such as local steps or accepted synthetic images.
+        numbers: further sums over the replies, such as local steps or accepted synthetic images,
+            and what the server's state says of itself.
         seconds: wall time of the round with its evaluation.
         timing: seconds of it by part (train, synthesis, evaluate, exchange), and
             `images_per_second` of training, each step taken as a full batch.
         bytes_up: bytes sent by all clients together.
         bytes_down: bytes sent to all clients together.
+        bytes_client: bytes that a client of the cohort keeps from this round on, the most of any.
+        bytes_server: bytes that the server keeps from this round on, the global model included.
+        diverged: why the run ends with this round, if it ends in vain, such as "test loss not
+            finite"; the numbers are then of the last model that could be used.
     """
 
     type: ClassVar[str] = "round"
@@ -93,6 +100,9 @@ class RoundRecord:
     timing: Mapping[str, float] = field(default_factory=dict)
     bytes_up: int
     bytes_down: int
+    bytes_client: int = 0
+    bytes_server: int = 0
+    diverged: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ that clients released, `images.safetensors` if the method made any, and `report.
 noise, `clients/` holds each client's own ledger and what it released.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -18,15 +19,16 @@ from torch import Tensor
 import feddpms
 from feddpms import config, records
 from feddpms.algorithms import FedDPMS
+from feddpms.algorithms.correction import require_optimizer
 from feddpms.algorithms.precision import require_precision
 from feddpms.algorithms.private import require_private_training
 from feddpms.config import Run
 from feddpms.data import Dataset, counts, describe, levels, load, split, table
 from feddpms.engine import Crew, Outcome, Progress, Workers, cores, require_engine, simulate
-from feddpms.engine.loop import size_of_cohort
+from feddpms.engine.loop import size_of_cohort, visible
 from feddpms.errors import ConfigError, RunFolderError
 from feddpms.folder import CHECKPOINT, Writing, forget_checkpoint
-from feddpms.models import build, trunk
+from feddpms.models import Plan, build, trunk
 from feddpms.privacy import Ledger, calibrate, claim, source
 from feddpms.records import PartitionRecord, PrivacyRecord, RoundRecord, RunRecord
 from feddpms.report import page, plots
@@ -48,8 +50,8 @@ class Result:
 
     Attributes:
         settings: what was run.
-        model: the final global model.
-        rounds: one record a round.
+        model: the final global model; of a run that diverged, the last one that could be used.
+        rounds: one record a round; fewer than planned if the run diverged.
         claim: what may be said of privacy, in words.
         folder: where it was written, or None.
     """
@@ -62,8 +64,14 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Test accuracy after the last round, in [0, 1]."""
-        return self.rounds[-1].test_accuracy
+        """Test accuracy after the last round, in [0, 1]; NaN if the run diverged."""
+        return math.nan if self.diverged else self.rounds[-1].test_accuracy
+
+    @property
+    def diverged(self) -> str:
+        """Why the run ended before its end, and in which round; empty for a sound run."""
+        last = self.rounds[-1]
+        return f"{last.diverged} in round {last.round}" if last.diverged else ""
 
 
 def run(
@@ -216,8 +224,11 @@ def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
     parts = split(labels, len(data.classes), part, rng)
     shards = [Shard(data.train.x[i], data.train.y[i]) for i in map(torch.from_numpy, parts)]
     net = build(_shape(data), len(data.classes), settings.net, rng.at("initial weights"))
-    task = Task(len(data.classes), len(shards), settings.rounds, net.latent)
-    settings.method.start({}, task)  # complains about settings that do not fit the run
+    plan = Plan(_shape(data), len(data.classes), settings.net)
+    task = Task(len(data.classes), len(shards), settings.rounds, net.latent, plan)
+    require_optimizer(settings.method, settings.local)
+    # Complains about settings that do not fit the run.
+    settings.method.start(visible(settings.method, net.state_dict()), task)
     private, engine = settings.privacy.training.kind != "none", settings.engine
     require_precision(settings.local, engine.device, private, engine.clients_at_once > 1)
     if train:
@@ -244,7 +255,8 @@ def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
 def _check_privacy(settings: Run) -> None:
     """Check that what is released, and how, fits together and its target."""
     method, privacy, training = settings.method, settings.privacy, settings.privacy.training
-    require_private_training(method, privacy, settings.net.norm)
+    norm = settings.net.norm if settings.net.kind == "conv" else "none"
+    require_private_training(method, privacy, norm, settings.local)
     drawing = method.synthesis if isinstance(method, FedDPMS) else Drawing()
     if drawing.spread == "released" and privacy.release != "class_sum":
         raise ConfigError(
@@ -331,7 +343,7 @@ def _workers(
     """Worker processes for runs of this length; None where they would not pay for their start."""
     cohort = size_of_cohort(settings.engine.cohort, settings.partition.clients)
     if count is None:
-        passes = examples * settings.local.epochs * settings.rounds * runs
+        passes = examples * settings.local.mean_epochs * settings.rounds * runs
         worth = passes > WORTH_WORKERS and not settings.engine.one_process
         count = min(cores(), cohort) if worth else 1
     if count < 1:

@@ -81,6 +81,19 @@ class Net(Protocol):
         ...
 
 
+class Blueprint(Protocol):
+    """How to build the network, for whoever has only trees: plain values, to be sent and stored."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of an image."""
+        ...
+
+    def build(self) -> Any:
+        """A network to work with; its weights are there to be overwritten."""
+        ...
+
+
 Loss = Callable[[Any, Batch], Tensor]
 """A loss: (net, batch) -> one number, the mean over the batch."""
 Normals = Callable[[Tensor], Tensor]
@@ -159,9 +172,11 @@ class Task:
         clients: number of clients.
         rounds: number of rounds.
         latent: latent length of the network.
+        network: how to build the network; None where nobody but clients needs one.
     """
 
     classes: int
     clients: int
     rounds: int
     latent: int
+    network: Blueprint | None = None

@@ -32,6 +32,7 @@ from feddpms.errors import RunFolderError
 from feddpms.models import VaeSettings
 from feddpms.privacy.ledger import Entry
 from feddpms.types import Event, Memory, Message, Shard, Task
+from small import TASK
 
 WHERE = "runs/first/checkpoint.safetensors"
 NAN = float("nan")
@@ -466,6 +467,12 @@ def test_a_class_that_reading_would_not_know_is_not_written():
     assert dumps(Pair(Memory()), {Pair, Memory}) == dumps(Pair(Memory()))
     with pytest.raises(TypeError, match=r"feddpms.types.Memory is not among"):
         dumps(Pair(Memory()), {Pair})
+
+
+def test_how_the_network_is_built_comes_back():
+    known = known_types(CASES["fedavg"])
+    assert loads(dumps(TASK, known), known, WHERE) == TASK
+    assert TASK.network
 
 
 def test_known_are_the_classes_of_every_method_and_of_the_users_own():

@@ -7,12 +7,16 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from feddpms.algorithms import About, Central, FedAvg, Local, Training
+from contract.test_contract import go as a_run
+from contract.test_contract import settled
+from feddpms.algorithms import About, Central, FedAvg, Local, Scaffold, Training
 from feddpms.algorithms.fit import load
+from feddpms.algorithms.trees import trained
 from feddpms.engine import Crew, Engine, InProcess, Score, evaluate, simulate
 from feddpms.engine.evaluate import average
-from feddpms.engine.grid import size, unfold
+from feddpms.engine.grid import size, stored, unfold
 from feddpms.errors import PrivacyError
+from feddpms.models import trunk
 from feddpms.privacy import Ledger
 from feddpms.rng import Rng
 from feddpms.types import Event, Memory, Message, Shard, Task
@@ -337,3 +341,22 @@ def test_the_networks_weights_are_the_start_and_are_not_shared_with_the_state():
     assert all(torch.equal(v, start[k]) for k, v in outcome.model.items())
     local = go(Local(), rounds=2)
     assert all(torch.equal(v, start[k]) for k, v in local.model.items())
+
+
+def test_a_record_says_what_client_and_server_keep():
+    """SCAFFOLD: a control at each client; model and control at the server; buffers in the model."""
+    model = trunk(small_net().state_dict())
+    weights = sum(v.nbytes for v in trained(model).values())
+    outcome, _ = a_run(settled(Scaffold), cohort=0.7)
+    for record in outcome.rounds:
+        assert record.bytes_client == weights
+        assert record.bytes_server == weights + sum(v.nbytes for v in model.values())
+    assert a_run(FedAvg())[0].rounds[-1].bytes_client == 0
+
+
+def test_what_is_kept_counts_at_any_depth():
+    tree = {"w": torch.zeros(3), "n": torch.tensor(1)}
+    inner = Memory({"a": tree})
+    assert stored(inner) == 20
+    assert stored(Memory({"b": tree}, Shard(torch.zeros(2, 1), torch.zeros(2).long()), inner)) == 64
+    assert stored({0: (tree, [tree]), 1: "name"}) == 40

@@ -3,11 +3,13 @@ import torch
 from torch import nn
 
 from feddpms.errors import ConfigError
-from feddpms.models import GENERATIVE, NetSettings, build, split, trunk
+from feddpms.models import GENERATIVE, NetSettings, Plan, build, rebuilt, split, trunk
 from feddpms.rng import Rng
+from feddpms.types import Task
 
 SHAPES = [(1, 4, 4), (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 12, 20)]
 NARROW = NetSettings(width=0.25, latent=6, hidden=8)
+MLP = NetSettings(kind="mlp", width=0.25, latent=6, hidden=8)
 
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 both_norms = pytest.mark.parametrize("norm", ["batch", "group"])
@@ -188,3 +190,87 @@ def test_the_log_variance_is_read_from_what_enters_the_mean():
         mean, log_variance = net.encode(images((1, 8, 8)))
         assert torch.allclose(log_variance, net.log_variance(mean.logit()), atol=1e-4)
     assert net.log_variance.weight.numel() == net.latent**2
+
+
+def tasked(plan):
+    return Task(classes=3, clients=2, rounds=4, latent=6, network=plan)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@both_norms
+def test_a_model_is_a_network_again_by_its_plan(norm, dtype):
+    plan = Plan((1, 8, 8), 3, NetSettings(width=0.25, latent=6, hidden=8, norm=norm))
+    net, x = make(settings=plan.settings, seed=4).to(dtype), images((1, 8, 8)).to(dtype)
+    net.train()(x)  # so that the buffers are some, too
+    model = trunk(net.state_dict())
+    again = rebuilt(tasked(plan), model)
+    assert torch.equal(again.eval()(x), net.eval()(x))
+    with torch.no_grad():
+        for p in again.parameters():
+            p.zero_()
+    assert model["mean.weight"].abs().max() > 0  # it is a copy
+
+
+@pytest.mark.parametrize(
+    "plan", [None, Plan((1, 8, 8), 4, NARROW), Plan((1, 8, 8), 3, NetSettings(norm="group"))]
+)
+def test_a_plan_of_another_network_is_refused_in_one_line(plan):
+    with pytest.raises(ConfigError, match=r"^Task\.network must build") as told:
+        rebuilt(tasked(plan), trunk(make().state_dict()))
+    assert "\n" not in str(told.value)
+
+
+# Fully connected
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 7, 5), (3, 1, 9)])
+def test_an_mlp_takes_images_of_any_side(shape):
+    net, x = make(shape, MLP), images(shape)
+    mean, log_variance = net.encode(x)
+    assert mean.shape == log_variance.shape == net.code(x).shape == (5, 6)
+    assert net(x).shape == net.classify(mean).shape == (5, 3)
+    assert net.features(x).shape == (5, 8)
+    decoded = net.decode(mean)
+    assert decoded.shape == x.shape
+    for values in (mean, decoded):
+        assert 0 <= values.min() < values.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("channel", "width", "units"), [(1, 1.0, 128), (3, 1.0, 256), (1, 0.1, 13)]
+)
+def test_an_mlp_is_linear_layers_without_normalisation(channel, width, units):
+    net = make((channel, 8, 8), NetSettings(kind="mlp", width=width))
+    assert list(net.buffers()) == []
+    kinds = {type(m) for m in net.modules() if not list(m.children())}
+    assert kinds == {nn.Linear, nn.LeakyReLU, nn.Sigmoid}
+    layers = [m for m in net.encoder.modules() if isinstance(m, nn.Linear)]
+    assert [m.out_features for m in layers] == [units, units]
+    assert net.latent == {1: 32, 3: 128}[channel]
+
+
+def test_an_mlp_scores_each_record_by_itself_however_its_pixels_lie():
+    net, x = make((3, 8, 8), MLP), images((3, 8, 8), 6)
+    with torch.no_grad():
+        expected = net.train()(x)
+        torch.testing.assert_close(torch.cat([net(one[None]) for one in x]), expected)
+        assert torch.equal(net(x.to(memory_format=torch.channels_last)), expected)
+        assert not torch.allclose(net(x.flip(-1)), expected, atol=1e-4)
+
+
+def test_the_trunk_of_an_mlp_is_all_that_predicts_and_no_more():
+    net = make(settings=MLP).eval()
+    net(images((1, 8, 8))).sum().backward()
+    touched = {k for k, p in net.named_parameters() if p.grad is not None}
+    assert touched == set(trunk(net.state_dict()))
+
+
+def test_both_kinds_have_the_same_classifier():
+    one, other = make().state_dict(), make(settings=MLP).state_dict()
+    for key in (k for k in one if k.startswith("classifier.")):
+        assert torch.equal(one[key], other[key]), key
+
+
+def test_sides_that_do_not_fit_name_the_kind_that_takes_them():
+    with pytest.raises(ConfigError, match=r"or set net\.kind=mlp"):
+        make((1, 7, 7))

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from feddpms import config, records, runs
 from feddpms.algorithms import FedAvg, FedDPMS, FedProx, Training, batches, fit, private
-from feddpms.algorithms.fedprox import proximal
+from feddpms.algorithms.correction import Correction
 from feddpms.algorithms.flat import Flat
 from feddpms.algorithms.method import Client
 from feddpms.engine import Crew, Engine, simulate
@@ -171,7 +171,8 @@ def compare(me, rtol=1e-6, atol=1e-8, **more):
         start = trunk(start)
     mu = more.get("mu", 0.0)
     want, norms, sizes = written_out(me, start, by_place, **more)
-    got = fit.fit(me, start, by_place, more.get("drift"), proximal(start, mu))
+    correction = Correction(more.get("drift", {}), start, mu)
+    got = fit.fit(me, start, by_place, correction)
     assert set(got.tree) == set(want) == set(start)  # group norm has no buffers
     for key, value in want.items():
         named = lambda said, key=key: f"{key}: {said}"  # noqa: E731
@@ -203,7 +204,7 @@ def test_a_round_is_the_algorithm_written_out(optimizer, given_noise):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_synthetic_examples_penalty_and_drift_are_added_after_the_noise(optimizer, given_noise):
+def test_synthetic_examples_and_corrections_are_added_after_the_noise(optimizer, given_noise):
     norms, sizes = compare(with_everything(optimizer), **EVERYTHING)
     assert min(norms) < CLIP < max(norms)
     assert [extra for _, extra in sizes] == [4, 4, 4, 4, 1] * EPOCHS
@@ -255,17 +256,14 @@ BUGS = {
         "(coins.uniform(n) < training.sample_rate).nonzero().flatten()",
         "coins.uniform(n).argsort()[: round(n * training.sample_rate)]",
     ),
-    "a lost penalty": (fit._train, "further.backward()", "pass"),
-    "a penalty taken twice": (
+    "a lost correction": (fit._train, "flat.gradient += steer()", "pass"),
+    "a correction over the batch size": (
         fit._train,
-        "further.backward()",
-        "further.backward(retain_graph=True); further.backward()",
+        "flat.gradient += steer()",
+        "flat.gradient += steer() / 4",
     ),
-    "a drift over the batch size": (
-        fit._train,
-        "flat.gradient += correction",
-        "flat.gradient += correction / 4",
-    ),
+    "a lost pull": (Correction.over, "drift + pull *", "drift + 0 *"),
+    "a pull from zero": (Correction.over, "flat.vector.detach() - point", "flat.vector.detach()"),
 }
 
 

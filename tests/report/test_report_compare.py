@@ -8,6 +8,7 @@ from run_folders import Maker, diverge
 from feddpms.errors import RunFolderError
 from feddpms.report.compare import (
     compare,
+    cost_cells,
     duration,
     markdown_table,
     size,
@@ -71,8 +72,10 @@ def test_unfinished_and_diverged_runs_are_named_and_in_no_mean(make: Maker):
     text = text_table([group])
     assert "fedavg, seed 2: unfinished (12 of 20 rounds)" in text
     assert "fedavg, seed 3: diverged (loss not finite in round 14)" in text
-    (line,) = [line for line in text.splitlines() if line.split()[:3] == ["moon", "0", "diverged"]]
-    assert line.split()[3:] == ["-"] * 4
+    (line,) = [line for line in text.splitlines() if line.split()[:2] == ["moon", "0"]]
+    assert line.split()[2:] == ["of", "1", "diverged", "(round", "14)", *["-"] * 4]
+    (line,) = [line for line in text.splitlines() if line.split()[:2] == ["fedavg", "2"]]
+    assert line.split()[2:7] == ["of", "4", "50.0", "±", "0.0"]
 
 
 def test_one_seed_has_no_spread_and_no_interval(make: Maker):
@@ -207,8 +210,8 @@ def test_text_and_markdown_of_three_methods(three: Path):
     assert max(map(len, text.splitlines())) <= 100
     assert "never the best" in text
     tables = [line for line in marked.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in tables} == {8, 7}
-    assert "| fedavg | 3 |" in marked
+    assert {line.count("|") for line in tables} == {8, 9}
+    assert "| fedavg | 3 of 4 |" in marked
 
 
 def test_markdown_shows_marks_as_they_are(make: Maker):
@@ -224,3 +227,14 @@ def test_sizes_and_durations():
     assert sizes == ["-", "0 B", "999 B", "1 kB", "2.44 MB", "97.6 MB", "3.2 TB", "5e+04 TB"]
     times = [duration(s) for s in (None, float("nan"), 0.04, 9.96, 99.6, 7200)]
     assert times == ["-", "-", "0.0 s", "10 s", "1.7 min", "2.0 h"]
+
+
+def test_what_is_kept_is_the_most_of_any_round_and_seed(make: Maker):
+    for seed in (0, 1):
+        kept = {"bytes_client": 1000 * (seed + 1), "bytes_server": 5000 - seed}
+        make("fedavg", seed, change=lambda r, k=kept: [*r[:3], replace(r[3], **k), *r[4:]])
+    group, rows = rows_of(make.root)
+    assert (rows["fedavg"].bytes_client, rows["fedavg"].bytes_server) == (2000, 5000)
+    head, row = cost_cells(group)
+    assert head[4:6] == ["client has", "server has"]
+    assert row[4:6] == [size(2000), size(5000)]

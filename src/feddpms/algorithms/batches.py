@@ -18,18 +18,26 @@ def examples(me: Client) -> tuple[Tensor, Tensor, Tensor | None]:
     return torch.cat([own.x, extra.x]), torch.cat([own.y, extra.y]), weight
 
 
+def epochs(me: Client) -> int:
+    """How many local epochs the client's round has; of a range, its own draw."""
+    if not me.local.epochs_range:
+        return me.local.epochs
+    low, high = me.local.epochs_range
+    return int(me.rng.numpy("epochs").integers(low, high, endpoint=True))
+
+
 def shuffled(me: Client) -> Iterator[Batch]:
     """The batches of all local epochs; a last batch of one joins the one before it.
 
-    The number of steps follows from the client's own examples alone, so every method takes the same
-    number; synthetic examples ride along in the same steps, at most as many as real ones fit in a
-    batch.
+    The number of steps follows from the client's own examples and epochs alone, so every method
+    takes the same number; synthetic examples ride along in the same steps, at most as many as
+    real ones fit in a batch.
     """
     x, y, weight = examples(me)
     own, size = me.rng.torch("batches"), me.local.batch_size
     extra = me.rng.torch("synthetic batches")
     n = len(me.shard)
-    for _ in range(me.local.epochs):
+    for _ in range(epochs(me)):
         parts = list(torch.randperm(n, generator=own).to(x.device).split(size))
         if len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]

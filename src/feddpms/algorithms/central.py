@@ -17,9 +17,7 @@ from feddpms.types import Memory, Message, Task, Tree, settings
 class Central:
     """One model on all the data."""
 
-    about: ClassVar[About] = About(
-        "bound", "pooled data", extra="the data themselves are pooled", scope="pooled"
-    )
+    about: ClassVar[About] = About("bound", "pooled data", "the data themselves", scope="pooled")
 
     def start(self, model: Tree, task: Task) -> State:
         """The initial model."""

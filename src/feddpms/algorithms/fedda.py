@@ -37,7 +37,7 @@ class FedDA:
     """A training method on examples completed by each client's own auto-encoder."""
 
     about: ClassVar[About] = About(
-        "data", "Wen et al., CVPR Workshops 2022", "class features before models", per_example=False
+        "data", "Wen et al., CVPRW 2022", "class features", "decoder", "features", per_example=False
     )
 
     inner: Chosen = FedAvg()

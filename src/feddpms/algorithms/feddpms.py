@@ -68,7 +68,9 @@ class FedDPMS:
     about: ClassVar[About] = About(
         "data",
         "FedDPMS, arXiv 2206.00686",
-        extra="decoder in some of the preliminary rounds, noisy class means once",
+        extra="decoder at times, noisy class means once",
+        client_state="synthetic examples",
+        server_state="decoder, noisy class means",
         generative=True,
     )
 
@@ -126,10 +128,11 @@ class FedDPMS:
             net = load(me.net, {**ask.inner.trees["model"], **ask.trees["decoder"]})
             drawing, rng = self.synthesis, me.rng.torch("synthesis")
             extra, numbers = extend(extra, net, ask.trees["matched"], drawing, rng)
-        inner = replace(me, memory=me.memory.inner or Memory(), synthetic=extra)
+        begun = "decoder" not in me.memory.trees  # the first time, the inner method starts anew
+        memory = (me.memory.inner if begun else None) or Memory()
+        inner = replace(me, memory=memory, synthetic=extra)
         reply, memory = self.inner.client(ask.inner, inner)
-        kept = replace(me.memory, synthetic=extra, inner=memory)
-        return Message("classify", numbers=numbers, inner=reply), kept
+        return Message("classify", numbers=numbers, inner=reply), Memory({}, extra, memory)
 
     def _share(self, ask: Message, me: Client) -> tuple[Message, Memory]:
         """Release once, under the broadcast model; from then on send the stored release again."""

@@ -34,7 +34,7 @@ class FedMix:
     """A training method on examples mixed with other clients' averages."""
 
     about: ClassVar[About] = About(
-        "data", "Yoon et al., ICLR 2021", "averages once, each way", per_example=False
+        "data", "Yoon et al., ICLR 2021", "averages once", "averages", "averages", per_example=False
     )
 
     inner: Chosen = FedAvg()

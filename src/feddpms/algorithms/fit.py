@@ -1,8 +1,8 @@
-"""The one local training loop. A loss, a penalty and an added gradient cover every method."""
+"""The one local training loop. A loss and a correction of its gradient cover every method."""
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from feddpms.algorithms.batches import shuffled
+from feddpms.algorithms.correction import Correction
 from feddpms.algorithms.flat import Flat, new_optimizer
 from feddpms.algorithms.method import Client
 from feddpms.algorithms.precision import precision
 from feddpms.algorithms.private import noisy_gradients, training_event
+from feddpms.algorithms.trees import empty
 from feddpms.privacy import histogram
 from feddpms.types import Event, Loss, Message, Tree
-
-Penalty = Callable[[Any], Tensor]
-"""A part of the loss that depends on the weights alone: net -> one number."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,8 @@ class Fitted:
     Attributes:
         tree: the entries of the starting tree after training.
         steps: optimiser steps taken.
-        loss: mean loss over the steps; NaN if training was private, since nothing paid for it.
+        loss: mean loss over the steps, without corrections; NaN if training was private, since
+            nothing paid for it.
         events: what paid for the model; empty if it was trained without protection.
     """
 
@@ -37,15 +37,20 @@ class Fitted:
     loss: float
     events: tuple[Event, ...] = ()
 
-    def reply(self, me: Client, kind: str = "train") -> Message:
-        """The usual reply: the model, the client's weight in the average, and the training loss."""
+    def reply(self, me: Client, **more: float) -> Message:
+        """The usual reply: the model, the client's weight in the average, and the training loss.
+
+        Args:
+            me: whose reply it is.
+            more: numbers that follow from the number of steps, which is in the reply.
+        """
         weight, paid = _weight(me)
-        numbers = {"examples": weight, "steps": self.steps}
+        numbers = {"examples": weight, "steps": self.steps, **more}
         if self.events:
-            return Message(kind, {"model": self.tree}, numbers, self.events + paid)
+            return Message("train", {"model": self.tree}, numbers, self.events + paid)
         numbers["train_loss"] = self.loss
         return Message(
-            kind,
+            "train",
             {"model": self.tree},
             numbers,
             me.clear("model", "training loss", "step count") + paid,
@@ -56,8 +61,7 @@ def fit(
     me: Client,
     start: Tree,
     loss: Loss | None = None,
-    drift: Tree | None = None,
-    penalty: Penalty | None = None,
+    correction: Correction | None = None,
 ) -> Fitted:
     """Train from `start` for the round's local epochs.
 
@@ -65,8 +69,7 @@ def fit(
         me: shard, network, optimiser settings, privacy and random streams.
         start: weights and buffers to start from; only its parameters are trained.
         loss: the loss, a mean over a batch's examples; the client's base loss if None.
-        drift: added to each step's gradient, for the parameters that it names.
-        penalty: added to the loss; it sees no example, so private training takes it as it is.
+        correction: of each step; it sees no example, so private training takes it as it is.
 
     Raises:
         PrivacyError: private training would cost more than the client's budget.
@@ -74,10 +77,10 @@ def fit(
     loss = loss or me.loss
 
     def train(gradients) -> tuple[Tree, int, float]:
-        return _train(me, start, gradients(me, loss), drift or {}, penalty)
+        return _train(me, start, gradients(me, loss), correction)
 
     if me.privacy.training.kind == "none" and me.together:
-        return Fitted(*me.together(me, start, loss, drift or {}, penalty))
+        return Fitted(*me.together(me, start, loss, correction))
     if me.privacy.training.kind == "none":
         return Fitted(*train(_gradients))
     _weight(me)  # before training: without a weight the model could not be sent, only paid for
@@ -87,10 +90,18 @@ def fit(
 
 
 def load(net: Any, tree: Tree) -> Any:
-    """The network with these entries overwritten; entries that the tree lacks stay."""
+    """The network with these entries overwritten; entries that the tree lacks stay.
+
+    An entry takes the tree's shape: a model of matched neurons may have more than the network.
+    """
     state = net.state_dict()
     with torch.no_grad():
         for key, value in tree.items():
+            if state[key].shape != value.shape:
+                module, _, name = key.rpartition(".")
+                held = getattr(net.get_submodule(module), name)
+                held.data = empty(held, value.shape)
+                state[key] = held
             state[key].copy_(value)
     return net
 
@@ -101,21 +112,21 @@ def frozen(net: nn.Module, tree: Tree) -> nn.Module:
 
 
 def _train(
-    me: Client, start: Tree, gradients, drift: Tree, penalty: Penalty | None
+    me: Client, start: Tree, gradients, correction: Correction | None
 ) -> tuple[Tree, int, float]:
     """The loop: trained entries, steps taken, mean loss."""
     net = load(me.net, start).train()
     flat = Flat({k: p for k, p in net.named_parameters() if k in start})
-    optimizer, correction = new_optimizer([flat.vector], me.local, me.lr), flat.like(drift)
+    optimizer = new_optimizer([flat.vector], me.local, me.lr)
+    steer = correction.over(flat) if correction else None
+    decoupled = correction is not None and correction.decoupled
     total, steps = torch.zeros((), dtype=torch.float64, device=me.shard.x.device), 0
     for value in gradients(net, flat):
-        if penalty:
-            further = penalty(net)
-            further.backward()
-            value = value + further.detach()
-        if drift:
-            flat.gradient += correction
+        if steer and not decoupled:
+            flat.gradient += steer()
         optimizer.step()
+        if steer and decoupled:
+            flat.vector.data -= me.lr * steer()
         total += value
         steps += 1
     flat.release()

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from feddpms.algorithms.method import Training
+from feddpms.algorithms.training import Training
 from feddpms.types import Tree
 
 

@@ -26,7 +26,7 @@ class Local:
     """Every client for itself."""
 
     about: ClassVar[About] = About(
-        "bound", "no exchange", extra="a client keeps its model; nothing is sent", scope="local"
+        "bound", "no exchange", "one model less", client_state="its model", scope="local"
     )
 
     def start(self, model: Tree, task: Task) -> Started:

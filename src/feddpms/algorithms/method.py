@@ -6,14 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator
 from torch import Tensor
 
+from feddpms.algorithms.training import Training
 from feddpms.errors import ConfigError
 from feddpms.privacy import Account, Privacy, Source, source
 from feddpms.rng import Rng
-from feddpms.types import Batch, Event, Loss, Memory, Message, Normals, Shard, Task, Tree, settings
+from feddpms.types import Batch, Event, Loss, Memory, Message, Normals, Shard, Task, Tree
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,9 @@ class About:
         family: where it acts: `aggregation` at the server, `drift` control in local training,
             `data` enrichment (wraps another method), or a `bound` to compare with.
         paper: authors, title, venue.
-        extra: what it keeps and sends beyond FedAvg's one model each way.
+        extra: what it sends beyond FedAvg's one model each way.
+        client_state: what a client keeps between rounds.
+        server_state: what the server keeps beside the global model.
         scope: whose model is measured: the global one (`federated`), each client's own (`local`),
             or one trained on the `pooled` data.
         generative: it uses the decoder and the log-variance head.
@@ -34,37 +36,11 @@ class About:
     family: Literal["aggregation", "drift", "data", "bound"]
     paper: str
     extra: str = "nothing"
+    client_state: str = "nothing"
+    server_state: str = "nothing"
     scope: Literal["federated", "local", "pooled"] = "federated"
     generative: bool = False
     per_example: bool = True
-
-
-@settings
-class Training:
-    """How a client trains."""
-
-    epochs: Annotated[int, Ge(1)] = 5
-    """passes over the client's own examples in a round"""
-    batch_size: Annotated[int, Ge(2), Le(1_000_000)] = 64
-    """examples in a step"""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """made anew for each client and round"""
-    lr: Annotated[float, Gt(0)] = 1e-3
-    """learning rate of the first rounds"""
-    lr_decay: Annotated[float, Gt(0), Le(1)] = 0.5
-    """factor on the learning rate after each period"""
-    lr_period: Annotated[int, Ge(1)] = 10
-    """rounds in a period"""
-    momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
-    """of sgd"""
-    weight_decay: Annotated[float, Ge(0)] = 0.0
-    """l2 penalty in the gradient"""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """of convolutions and matrix products in a loss and its gradient; weights stay float32"""
-
-    def lr_at(self, round: int) -> float:
-        """Learning rate of a round (1..rounds)."""
-        return self.lr * self.lr_decay ** ((round - 1) // self.lr_period)
 
 
 def cross_entropy(net: Any, batch: Batch) -> Tensor:
@@ -158,7 +134,7 @@ class Method(Protocol):
         ...
 
     def server(self, state: Any, replies: Mapping[int, Message]) -> Any:
-        """The next state, from the replies that arrived, all to asks of one exchange."""
+        """The next state, from the replies to one exchange; its `numbers`, if any, are logged."""
         ...
 
 

@@ -25,7 +25,7 @@ class Moon:
     """FedAvg with a model-contrastive term in the local loss."""
 
     about: ClassVar[About] = About(
-        "drift", "Li, He, Song, CVPR 2021", extra="a client keeps its last local model"
+        "drift", "Li, He, Song, CVPR 2021", client_state="its last local model"
     )
 
     mu: Annotated[float, Ge(0)] = 1.0

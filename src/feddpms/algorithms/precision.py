@@ -2,7 +2,7 @@
 
 import torch
 
-from feddpms.algorithms.method import Training
+from feddpms.algorithms.training import Training
 from feddpms.errors import ConfigError
 
 

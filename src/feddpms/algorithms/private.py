@@ -13,6 +13,7 @@ from torch import Tensor
 from feddpms.algorithms.batches import poisson
 from feddpms.algorithms.flat import Flat
 from feddpms.algorithms.method import Client, Method
+from feddpms.algorithms.training import Training
 from feddpms.errors import ConfigError
 from feddpms.privacy import UPDATES, Privacy, calibrate
 from feddpms.privacy.dpsgd import ClippedGradients, require_opacus
@@ -20,13 +21,14 @@ from feddpms.privacy.mechanism import GradientSum, event, gaussian
 from feddpms.types import Event, Loss
 
 
-def require_private_training(method: Method, privacy: Privacy, norm: str) -> None:
+def require_private_training(method: Method, privacy: Privacy, norm: str, local: Training) -> None:
     """Refuse private training where it would not be private.
 
     Args:
         method: what is run.
         privacy: whether training is private, and what else is sent.
-        norm: the network's normalisation layer.
+        norm: the network's normalisation layer, "none" without one.
+        local: how clients train.
 
     Raises:
         ConfigError: Opacus is missing; or says all that has to be set.
@@ -45,6 +47,8 @@ def require_private_training(method: Method, privacy: Privacy, norm: str) -> Non
         lacking.append("net.norm=group (batch normalisation mixes examples)")
     if privacy.weights == "exact":
         lacking.append("privacy.weights=noisy (exact numbers of examples are in the clear)")
+    if local.epochs_range:
+        lacking.append("local.epochs_range=[] (how many noisy steps a client takes is public)")
     if lacking:
         needs = " and ".join(lacking)
         raise ConfigError(f"privacy.training.kind={privacy.training.kind} needs {needs}")

@@ -1,6 +1,7 @@
 """Arithmetic on trees: weighted means that treat every kind of tensor as it should be treated."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -8,8 +9,6 @@ from torch import Tensor
 from feddpms.types import Message, Tree
 
 VARIANCE = "running_var"
-
-
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """endings of what a network counts and does not train"""
 
@@ -19,18 +18,42 @@ def trained(tree: Tree) -> Tree:
     return {k: v for k, v in tree.items() if not k.endswith(BUFFERS)}
 
 
-def average(replies: Mapping[int, Message], name: str = "model") -> Tree:
-    """Mean of a tree over the replies, weighted by each client's number of examples.
+def zeros(tree: Tree) -> Tree:
+    """A tree of the same shape that is zero."""
+    return {k: torch.zeros_like(v) for k, v in tree.items()}
+
+
+def toward(old: Tree, new: Tree, step: float) -> Tree:
+    """From an old model a step towards a new one: 1 is the new one, bit for bit; buffers are new.
+
+    Written new + (step - 1) (new - old), which is old + step (new - old).
+    """
+    return new | {k: new[k] + (step - 1) * (new[k] - w) for k, w in trained(old).items()}
+
+
+def empty(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor of another shape to be filled, with the type, device and layout of one."""
+    last = like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
+
+
+def average(
+    replies: Mapping[int, Message], weighting: Literal["samples", "uniform"] = "samples"
+) -> Tree:
+    """Mean of the clients' models, weighted by each client's number of examples, or not.
 
     FedAvg (McMahan et al. 2017): w = sum_i p_i y_i with p_i = n_i / sum_j n_j over the replies that
     arrived.
 
     Args:
-        replies: by client; each with the tree and the number `examples`.
-        name: which of the trees.
+        replies: by client; each with its `model` and the number `examples`.
+        weighting: `samples` for n_i, or `uniform`.
     """
     ordered = [replies[client] for client in sorted(replies)]
-    return mean([r.trees[name] for r in ordered], [r.numbers["examples"] for r in ordered])
+    examples = [r.numbers["examples"] for r in ordered]
+    weights = examples if weighting == "samples" else [1.0] * len(ordered)
+    return mean([r.trees["model"] for r in ordered], weights)
 
 
 def mean(trees: list[Tree], weights: list[float]) -> Tree:
@@ -50,7 +73,7 @@ def mean(trees: list[Tree], weights: list[float]) -> Tree:
     row = torch.empty_like(total)
     squares = _parts(row, first, keys)
     for tree, weight in zip(trees, weights, strict=True):
-        row.copy_(torch.cat([tree[k].reshape(-1) for k in keys]))
+        row.copy_(torch.cat([torch.empty(0), *(tree[k].reshape(-1) for k in keys)]))
         _add_squares(squares, 1)  # E[x^2] adds up; a variance does not
         total += row.mul_(weight / sum(weights))
     merged = _parts(total, first, keys)

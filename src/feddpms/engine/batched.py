@@ -16,7 +16,8 @@ from torch import Tensor
 
 from feddpms.algorithms import Client
 from feddpms.algorithms.batches import shuffled
-from feddpms.algorithms.fit import Penalty, load
+from feddpms.algorithms.correction import Correction
+from feddpms.algorithms.fit import load
 from feddpms.engine.stack import Stack
 from feddpms.types import Loss, Tree
 
@@ -50,11 +51,11 @@ def run_together(jobs: Sequence[Callable[..., Any]]) -> list[Any]:
 
 @dataclass
 class _Begin:
-    """A client asks to train: its network as it starts, what to train, and its drift."""
+    """A client asks to train: its network as it starts, what to train, and its correction."""
 
     me: Client
     trained: list[str]
-    drift: Tree
+    correction: Correction
 
 
 @dataclass
@@ -124,17 +125,15 @@ class _Seat:
         self.request, self.answer, self.ready = None, answer, True
 
     def train(
-        self, me: Client, start: Tree, loss: Loss, drift: Tree, penalty: Penalty | None
+        self, me: Client, start: Tree, loss: Loss, correction: Correction | None
     ) -> tuple[Tree, int, float]:
         """Train in step with the others; what `fit` does alone."""
         load(me.net, start)
-        self.ask(_Begin(me, list(start), drift))
+        self.ask(_Begin(me, list(start), correction or Correction()))
         net, batches, steps = _StandIn(self), shuffled(me), 0
         batch = next(batches)
         while True:
             value = loss(net, batch)
-            if penalty:
-                value = value + penalty(net)
             batch, steps = next(batches, None), steps + 1
             fitted = self.ask(_Step(value, last=batch is None))
             if batch is None:
@@ -209,8 +208,8 @@ def _alike(seat: _Seat) -> Any:
         case _Call(name, given, graph):
             kinds = [(t.shape[1:], t.dtype) for t in given]
             return id(seat.stack), name, graph, tuple(kinds)
-        case _Begin(me, trained):
-            return tuple(trained), me.local, me.lr
+        case _Begin(me, trained, correction):
+            return tuple(trained), me.local, me.lr, correction.decoupled
     return type(seat.request), id(seat.stack)
 
 
@@ -219,8 +218,8 @@ def _answer(group: list[_Seat]) -> None:
     asked, stack = [seat.request for seat in group], group[0].stack
     match asked[0]:
         case _Begin(me, trained):
-            nets, drifts = [a.me.net for a in asked], [a.drift for a in asked]
-            stack = Stack(group, nets, trained, drifts, me.local, me.lr)
+            nets, corrections = [a.me.net for a in asked], [a.correction for a in asked]
+            stack = Stack(group, nets, trained, corrections, me.local, me.lr)
             for seat in group:
                 seat.stack = stack
                 seat.reply(None)

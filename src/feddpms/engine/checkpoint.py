@@ -89,10 +89,10 @@ def loads(data: bytes, known: Iterable[type], where: str) -> Any:
 def known_types(method: Method) -> set[type]:
     """The dataclasses that a run of a method may keep.
 
-    They are those that can be seen in the modules of `types`, of the ledger, of every method here,
-    and of the classes of this method, of its inner methods, and of their bases.
+    They are those that can be seen in the modules of `types`, of the ledger, of the network, of
+    every method here, and of the classes of this method, of its inner methods, and of their bases.
     """
-    homes = {"feddpms.types", "feddpms.privacy.ledger"}
+    homes = {"feddpms.types", "feddpms.privacy.ledger", "feddpms.models.nets"}
     for cls in (*METHODS.values(), *map(type, _parts(method))):
         homes |= {base.__module__ for base in cls.__mro__}
     seen = [v for home in homes & sys.modules.keys() for v in vars(sys.modules[home]).values()]

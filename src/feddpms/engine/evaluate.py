@@ -22,9 +22,10 @@ class Score:
     """Accuracy and loss on a set of examples.
 
     Attributes:
-        accuracy: share of right answers, in [0, 1].
+        accuracy: share of right answers, in [0, 1]; NaN if the loss is not finite.
         loss: mean cross entropy in nats.
-        per_class: share of right answers for each class; NaN where there is no example.
+        per_class: share of right answers for each class; NaN where there is no example, and if
+            the loss is not finite.
     """
 
     accuracy: float
@@ -56,6 +57,8 @@ def total(parts: Iterable[Tally], shard: Shard, classes: int) -> Score:
     for r, part in parts:
         right += r
         loss += part
+    if not math.isfinite(loss):  # the largest of logits that are no numbers is no answer
+        return Score(math.nan, loss / len(shard), (math.nan,) * classes)
     count = torch.bincount(shard.y, minlength=classes).cpu()
     per_class = tuple(int(r) / int(n) if n else math.nan for r, n in zip(right, count, strict=True))
     return Score(int(right.sum()) / len(shard), loss / len(shard), per_class)

@@ -1,7 +1,8 @@
 """Who carries messages between server and clients."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -25,6 +26,17 @@ def size(message: Message) -> int:
     """Bytes of a message's payload: its tensors, 8 a number, and its inner message."""
     numbers = sum(len(m.numbers) for m in unfold(message))
     return sum(t.nbytes for t in tensors(message)) + 8 * numbers
+
+
+def stored(value: Any) -> int:
+    """Bytes of the tensors in a server's state or a client's memory, at any depth."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if is_dataclass(value):
+        return sum(stored(getattr(value, f.name)) for f in fields(value))
+    if isinstance(value, Mapping):
+        return sum(map(stored, value.values()))
+    return sum(map(stored, value)) if isinstance(value, list | tuple) else 0
 
 
 def tensors(message: Message) -> list[Tensor]:

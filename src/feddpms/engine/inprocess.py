@@ -18,7 +18,7 @@ from feddpms.clock import Spent, clock
 from feddpms.engine.batched import run_together
 from feddpms.engine.device import moved
 from feddpms.engine.evaluate import PART, Score, Tally, tally, total
-from feddpms.engine.grid import tensors
+from feddpms.engine.grid import stored, tensors
 from feddpms.engine.shelf import Shelf
 from feddpms.engine.workers import Job, Workers
 from feddpms.privacy import Account, Kept, Privacy
@@ -65,6 +65,7 @@ class InProcess:
         spent: seconds of the clients' work by part, all processes together.
         device: where examples and network are, and training runs.
         at_once: clients that train together; more than one goes without workers.
+        dropout: chance of a client to fall silent for a round.
         accounts: the clients' accounts that are kept in memory.
     """
 
@@ -73,6 +74,7 @@ class InProcess:
     memories: Shelf = field(default_factory=Shelf)
     device: str = "cpu"
     at_once: int = 1
+    dropout: float = 0.0
     spent: Spent = field(default_factory=Spent)
     accounts: dict[int, Account] = field(default_factory=dict)
 
@@ -83,8 +85,8 @@ class InProcess:
             self.workers.share(settled, *bundled(self.crew))
 
     def ask_all(self, asks: Mapping[int, Message], round: int) -> dict[int, Message]:
-        """Let each client answer."""
-        order = sorted(asks)
+        """Let each client answer that does not fall silent."""
+        order = sorted(c for c in asks if not self._silent(c, round))
         if self.workers or self.at_once > 1:  # the longest first, and those of like size together
             order.sort(key=lambda c: -len(self.crew.shards[c]))
         if self.at_once > 1:
@@ -107,6 +109,10 @@ class InProcess:
                 self.accounts[client] = account
         return {client: answers[client][0] for client in sorted(answers)}
 
+    def _silent(self, client: int, round: int) -> bool:
+        """Whether a client falls silent: the same for all that it is asked in a round."""
+        return self.crew.rng.numpy("dropout", client, round).random() < self.dropout
+
     def score(self, trees: list[Tree]) -> list[Score]:
         """Score models on the test set."""
         test, classes = self.crew.test, self.crew.task.classes
@@ -123,6 +129,10 @@ class InProcess:
         for (i, _), tallies in zip(places, done, strict=True):
             parts[i] += tallies
         return [total(p, test, classes) for p in parts]
+
+    def most_kept(self, clients: Iterable[int]) -> int:
+        """Bytes that one of these clients keeps, the most of any."""
+        return max(stored(self.memories.get(c, Memory())) for c in clients)
 
     def kept(self) -> dict[int, Kept]:
         """The accounts that are kept in memory, to be written down."""

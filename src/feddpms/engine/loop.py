@@ -7,14 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from feddpms.algorithms import Method
+from feddpms.algorithms.correction import require_optimizer
 from feddpms.clock import clock
 from feddpms.engine.checkpoint import known_types
 from feddpms.engine.device import repeatable
 from feddpms.engine.evaluate import Score, average
-from feddpms.engine.grid import Grid, size, unfold
+from feddpms.engine.finite import all_finite, not_finite
+from feddpms.engine.grid import Grid, size, stored, unfold
 from feddpms.engine.heap import keep_memory
 from feddpms.engine.inprocess import Crew, InProcess, one_thread
 from feddpms.engine.shelf import Shelf
@@ -26,7 +28,7 @@ from feddpms.privacy.mechanism import PAPER, TUNED
 from feddpms.records import RoundRecord
 from feddpms.types import Memory, Message, Shard, Tree, settings
 
-PRIVATE = ("examples", "steps", "train_loss")
+PRIVATE = ("examples", "steps", "train_loss", "path_length")
 
 
 @settings
@@ -35,6 +37,10 @@ class Engine:
 
     cohort: Annotated[float, Gt(0), Le(1)] = 1.0
     """share of the clients that take part in a round, at least one client"""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """chance of each of them to fall silent for a round: it is asked, and does and sends nothing"""
+    max_loss: Annotated[float, Gt(0)] = 1e4
+    """mean test loss, in nats, above which a run has diverged and ends"""
     device: Literal["cpu", "cuda"] = "cpu"
     """where images and weights are, and training runs; results differ by rounding"""
     clients_at_once: Annotated[int, Ge(1)] = 1
@@ -98,12 +104,14 @@ class Progress:
         state: what the server remembers.
         accounts: the accounts that are kept in memory.
         released: as in `Outcome`.
+        diverged: why no round follows, as in a record; empty if one may.
     """
 
     round: int
     state: Any
     accounts: Mapping[int, Kept]
     released: Mapping[int, Tree]
+    diverged: str = ""
 
 
 OnRound = Callable[[RoundRecord, Progress], None]
@@ -132,7 +140,7 @@ def simulate(
             temporary place.
 
     Returns:
-        What it ends with; of the rounds, those run now.
+        What it ends with; of the rounds, those run now. A run that diverges ends with that round.
 
     Raises:
         ConfigError: a setting of the method or of the engine does not fit the run.
@@ -140,18 +148,20 @@ def simulate(
     require_engine(engine, crew.privacy, workers.count if workers else 1)
     keep_memory()
     method = crew.method
+    require_optimizer(method, crew.local)
     if method.about.scope == "pooled":
         crew = _pooled(crew)
     memories = Shelf(known=known_types(method)) if memories is None else memories
     memories.room = size_of_cohort(engine.cohort, len(crew.shards))
-    grid = InProcess(crew, workers, memories, engine.device, engine.clients_at_once)
+    grid = InProcess(crew, workers, memories, engine.device, engine.clients_at_once, engine.dropout)
     task, records = crew.task, list[RoundRecord]()
     if begin:
         state, released, done = begin.state, dict(begin.released), begin.round
+        done = task.rounds if begin.diverged else done
         grid.restore(begin.accounts)
     else:
         initial = {k: v.clone() for k, v in crew.net.state_dict().items()}
-        state, released, done = method.start(_visible(method, initial), task), {}, 0
+        state, released, done = method.start(visible(method, initial), task), {}, 0
     with one_thread(), repeatable(engine.device):
         for number in range(done + 1, task.rounds + 1):
             began = time.perf_counter()
@@ -160,10 +170,15 @@ def simulate(
             released |= exchange.released
             with clock.part("evaluate"):
                 score = _score(method, state, grid)
-            record = _record(number, exchange, score, time.perf_counter() - began)
-            records.append(replace(record, timing=_timing(crew, grid, record)))
-            on_round(records[-1], Progress(number, state, grid.kept(), released))
+            diverged = exchange.broken or _too_bad(score, engine.max_loss)
+            kept = {"bytes_client": grid.most_kept(cohort), "bytes_server": stored(state)}
+            record = _record(number, exchange, score, time.perf_counter() - began, diverged)
+            timing, numbers = _timing(crew, grid, record), {**record.numbers, **_told(state)}
+            records.append(replace(record, numbers=numbers, timing=timing, **kept))
+            on_round(records[-1], Progress(number, state, grid.kept(), released, diverged))
             memories.tidy()
+            if diverged:
+                break
     return Outcome(state.model, tuple(records), memories, released)
 
 
@@ -176,35 +191,64 @@ def _pooled(crew: Crew) -> Crew:
 
 @dataclass
 class _Exchange:
-    """What went back and forth in a round."""
+    """What went back and forth in a round.
 
-    asks: dict[int, Message]
+    Attributes:
+        phase: kind of what was asked last.
+        replies: to what was asked last.
+        down: bytes sent to clients.
+        up: bytes that clients sent.
+        released: what those who shared sent under noise.
+        broken: why the server could not use it, as in a record; empty if it could.
+    """
+
+    phase: str
     replies: dict[int, Message]
     down: int
     up: int
     released: dict[int, Tree]
+    broken: str
 
 
 def _round(
     method: Method, state: Any, grid: Grid, cohort: list[int], number: int, ledger: Ledger
 ) -> tuple[Any, _Exchange]:
-    """One round: those asked to share do so first; then everybody trains."""
+    """One round: those asked to share do so first; then everybody trains.
+
+    Who stays silent when asked to share is not asked to train: the method needs the share for it.
+    Nothing that is not finite becomes part of the state.
+    """
     down = up = 0
-    released: dict[int, Tree] = {}
-    for _ in range(2):
+    phase, broken, released = "share", "", dict[int, Tree]()
+    for sharing in (True, False):
         asks = {c: method.ask(state, c, number) for c in cohort}
-        sharing = {c: a for c, a in asks.items() if a.kind == "share"}
-        replies = grid.ask_all(sharing or asks, number)
+        shares = {c: a for c, a in asks.items() if a.kind == "share"}
+        assert sharing or not shares, "a method asked to share twice in one round"
+        sent = shares or asks
+        replies = grid.ask_all(sent, number)
         for client, reply in sorted(replies.items()):
             for message in unfold(reply):
                 ledger.record(number, client, message.events)
-        state = method.server(state, replies)
-        down += sum(map(size, (sharing or asks).values()))
+        down += sum(map(size, sent.values()))
         up += sum(map(size, replies.values()))
-        if not sharing:
-            return state, _Exchange(asks, replies, down, up, released)
-        released = {c: _noisy(reply) for c, reply in replies.items() if _noisy(reply)}
-    raise AssertionError("a method asked to share twice in one round")
+        if shares:
+            released = {c: _noisy(reply) for c, reply in replies.items() if _noisy(reply)}
+            cohort = [c for c in cohort if c in replies or c not in shares]
+        else:
+            phase = next((a.kind for a in sent.values()), phase)
+        state, broken = _serve(method, state, replies)
+        if broken or not shares:
+            break
+    return state, _Exchange(phase, replies, down, up, released, broken)
+
+
+def _serve(method: Method, state: Any, replies: Mapping[int, Message]) -> tuple[Any, str]:
+    """The next state; the old one, and why, if it or a reply holds what is not finite."""
+    broken = not_finite(replies)
+    if broken or not replies:
+        return state, broken
+    after = method.server(state, replies)
+    return (after, "") if all_finite(after.model) else (state, "global model not finite")
 
 
 def _noisy(reply: Message) -> Tree:
@@ -217,7 +261,7 @@ def _noisy(reply: Message) -> Tree:
     return {k: v for tree in trees for k, v in tree.items() if not (paper and k == "counts")}
 
 
-def _visible(method: Method, tree: Tree) -> Tree:
+def visible(method: Method, tree: Tree) -> Tree:
     """The part of the network that a method may train."""
     return tree if method.about.generative else trunk(tree)
 
@@ -252,7 +296,9 @@ def _timing(crew: Crew, grid: InProcess, record: RoundRecord) -> dict[str, float
     """
     processes = grid.workers.count if grid.workers else 1
     parts = {k: grid.spent[k] / processes for k in ("train", "synthesis")}
-    parts["evaluate"] = clock.taken()["evaluate"]
+    own = clock.taken()  # of this process: the server's, since clients have reported theirs
+    parts["synthesis"] += own["synthesis"]
+    parts["evaluate"] = own["evaluate"]
     parts["exchange"] = max(0.0, record.seconds - sum(parts.values()))
     training = crew.privacy.training
     size = crew.local.batch_size if training.kind == "none" else training.expected_batch_size
@@ -262,7 +308,22 @@ def _timing(crew: Crew, grid: InProcess, record: RoundRecord) -> dict[str, float
     return parts
 
 
-def _record(number: int, exchange: _Exchange, score: Score, seconds: float) -> RoundRecord:
+def _too_bad(score: Score, bound: float) -> str:
+    """Why a score is that of a run that diverged; empty if it is not."""
+    if not math.isfinite(score.loss):
+        return "test loss not finite"
+    return f"test loss {score.loss:.3g} above engine.max_loss={bound:g}" * (score.loss > bound)
+
+
+def _told(state: Any) -> dict[str, float]:
+    """What a state says of itself, and the state of the method inside."""
+    inner = _told(state.inner) if hasattr(state, "inner") else {}
+    return {**inner, **getattr(state, "numbers", {})}
+
+
+def _record(
+    number: int, exchange: _Exchange, score: Score, seconds: float, diverged: str
+) -> RoundRecord:
     """The record of a round."""
     sums: dict[str, float] = {"clients": len(exchange.replies)}
     steps = loss = 0.0
@@ -276,7 +337,7 @@ def _record(number: int, exchange: _Exchange, score: Score, seconds: float) -> R
         steps += taken
     return RoundRecord(
         round=number,
-        phase=next(iter(exchange.asks.values())).kind,
+        phase=exchange.phase,
         test_accuracy=score.accuracy,
         test_loss=score.loss,
         per_class_accuracy=score.per_class,
@@ -285,4 +346,5 @@ def _record(number: int, exchange: _Exchange, score: Score, seconds: float) -> R
         seconds=seconds,
         bytes_up=exchange.up,
         bytes_down=exchange.down,
+        diverged=diverged,
     )

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
 from feddpms.algorithms import Training
+from feddpms.algorithms.correction import Correction
 from feddpms.algorithms.flat import new_optimizer
 from feddpms.types import Tree
 
@@ -28,7 +29,7 @@ class Stack:
         members: who trains, in the order of the rows.
         nets: each member's network, with the weights and buffers to start from; left as it is.
         trained: entries to train; the others stand still.
-        drifts: what is added to each step's gradient of each member.
+        corrections: of each member's steps; all decoupled, or none.
         local: how all train.
         lr: at which learning rate.
     """
@@ -38,7 +39,7 @@ class Stack:
         members: Sequence[Any],
         nets: Sequence[nn.Module],
         trained: Iterable[str],
-        drifts: Sequence[Tree],
+        corrections: Sequence[Correction],
         local: Training,
         lr: float,
     ):
@@ -48,10 +49,11 @@ class Stack:
         states = [net.state_dict() for net in nets]
         self._state = {k: torch.stack([s[k] for s in states]).contiguous() for k in states[0]}
         self._trained = {k: self._state[k].requires_grad_() for k in self._names if k in self._keys}
-        self._drift = {
-            k: torch.stack([d.get(k, torch.zeros_like(states[0][k])) for d in drifts])
-            for k in dict.fromkeys(k for d in drifts for k in d)
+        named = {k for c in corrections for k in (*c.drift, *c.centre)}
+        self._corrections = {
+            k: _rows(k, corrections, v) for k, v in self._trained.items() if k in named
         }
+        self._decoupled, self._lr = corrections[0].decoupled, lr
         self._optimizer = new_optimizer(list(self._trained.values()), local, lr)
         some = next(iter(self._state.values()))
         self._loss = torch.zeros(len(members), dtype=torch.float64, device=some.device)
@@ -100,10 +102,14 @@ class Stack:
         # A loss knows its own row alone, so the gradient of the sum is each row's own.
         gradients = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
         for (key, p), g in zip(self._trained.items(), gradients, strict=True):
-            if key in self._drift:
-                g = self._drift[key] if g is None else g + self._drift[key]
+            if key in self._corrections and not self._decoupled:
+                steer = self._steer(key)
+                g = steer if g is None else g + steer
             p.grad = g if g is None else g.contiguous()  # a fused optimiser needs p's own layout
         self._optimizer.step()
+        if self._decoupled:
+            for key in self._corrections:
+                self._trained[key].data -= self._lr * self._steer(key)
         self._loss += losses.detach()
         self._rows = {}
 
@@ -132,8 +138,13 @@ class Stack:
         self._optimizer.param_groups[0]["params"] = list(self._trained.values())
         others = self._state.keys() - self._trained.keys()
         self._state |= {k: self._state[k][keep] for k in others} | self._trained
-        self._drift = {k: v[keep] for k, v in self._drift.items()}
+        self._corrections = {k: tuple(v[keep] for v in r) for k, r in self._corrections.items()}
         self._loss = self._loss[keep]
+
+    def _steer(self, key: str) -> Tensor:
+        """The correction of a parameter's rows as they are."""
+        drift, pull, centre = self._corrections[key]
+        return drift + pull * (self._trained[key].detach() - centre)
 
     def _index(self, members: Sequence[Any]) -> Tensor | None:
         """The rows of some members; None for all."""
@@ -228,6 +239,15 @@ def _stacked(column: Sequence[Tensor], even: bool) -> Tensor:
 def _cut(rows: Tensor, size: int) -> Tensor:
     """The first rows; no view that costs a pass backward where those are all."""
     return rows if len(rows) == size else rows[:size]
+
+
+def _rows(key: str, corrections: Sequence[Correction], like: Tensor) -> tuple[Tensor, ...]:
+    """Drift, pull and centre of a parameter, each with a row a member as `like` has."""
+    none = torch.zeros_like(like[0])
+    drifts = [c.drift.get(key, none) for c in corrections]
+    centres = [c.centre.get(key, none) for c in corrections]
+    pulls = like.new_tensor([c.pull if key in c.centre else 0.0 for c in corrections])
+    return torch.stack(drifts), pulls.view(-1, *[1] * (like.dim() - 1)), torch.stack(centres)
 
 
 def _like(value: Any, rows: Tensor) -> bool:

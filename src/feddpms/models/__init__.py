@@ -6,7 +6,7 @@ from feddpms.models.conditional import (
     build_conditional,
     conditional_loss,
 )
-from feddpms.models.nets import GENERATIVE, NetSettings, Vae, build, split, trunk
+from feddpms.models.nets import GENERATIVE, NetSettings, Plan, Vae, build, rebuilt, split, trunk
 from feddpms.models.vae import VaeSettings, vae_loss
 
 __all__ = [
@@ -14,11 +14,13 @@ __all__ = [
     "ConditionalSettings",
     "ConditionalVae",
     "NetSettings",
+    "Plan",
     "Vae",
     "VaeSettings",
     "build",
     "build_conditional",
     "conditional_loss",
+    "rebuilt",
     "split",
     "trunk",
     "vae_loss",

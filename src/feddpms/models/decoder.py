@@ -1,4 +1,4 @@
-"""Latent code -> image: the encoder's mirror, by transposed convolutions."""
+"""Latent code -> image: the encoder's mirror, by transposed convolutions or linear layers."""
 
 from torch import Tensor, nn
 
@@ -25,3 +25,19 @@ class Decoder(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Images of latent codes."""
         return self.layers(self.open(z).view(-1, *self.shape).movedim(-1, 1))  # channels_last
+
+
+class DenseDecoder(nn.Module):
+    """Latent codes [b, latent] -> images [b, c, h, w] in [0, 1], of any side."""
+
+    def __init__(self, latent: int, channels: int, side: tuple[int, int], units: int):
+        super().__init__()
+        self.shape = (channels, *side)
+        self.open = nn.Linear(latent, units)
+        self.layers = nn.Sequential(
+            nn.LeakyReLU(0.1), nn.Linear(units, channels * side[0] * side[1]), nn.Sigmoid()
+        )
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Images of latent codes."""
+        return self.layers(self.open(z)).unflatten(1, self.shape)

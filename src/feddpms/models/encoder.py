@@ -1,4 +1,6 @@
-"""Image -> features: three convolutions that quarter the side length."""
+"""Image -> features: three convolutions that quarter the side length, or two linear layers."""
+
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -32,3 +34,19 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features of images: all channels of a pixel, then those of the next."""
         return self.layers(2 * x - 1).movedim(1, -1).flatten(1)  # channels_last as it lies
+
+
+class DenseEncoder(nn.Module):
+    """Images [b, c, h, w] in [0, 1], of any side -> features [b, size], without normalisation."""
+
+    def __init__(self, channels: int, side: tuple[int, int], units: int):
+        super().__init__()
+        self.size = units
+        layers: list[nn.Module] = []
+        for a, b in pairwise([channels * side[0] * side[1], units, units]):
+            layers += [nn.Linear(a, b), nn.LeakyReLU(0.1)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of images."""
+        return self.layers((2 * x - 1).flatten(1))

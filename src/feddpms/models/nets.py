@@ -6,7 +6,8 @@ a comparison never compares two architectures.
 """
 
 import math
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -14,27 +15,33 @@ from torch import Tensor, nn
 
 from feddpms.errors import ConfigError
 from feddpms.models.classifier import Classifier
-from feddpms.models.decoder import Decoder
-from feddpms.models.encoder import Encoder
+from feddpms.models.decoder import Decoder, DenseDecoder
+from feddpms.models.encoder import DenseEncoder, Encoder
 from feddpms.rng import Rng
-from feddpms.types import Tree, settings
+from feddpms.types import Task, Tree, settings
 
 GENERATIVE = ("log_variance.", "decoder.")
 LOG_VARIANCE = (-8.0, 2.0)
+UNITS = 8
+"""of a fully connected layer, for each channel of a convolutional net's first layer"""
 
 
 @settings
 class NetSettings:
-    """Size of the network."""
+    """Kind and size of the network."""
 
+    kind: Literal["conv", "mlp"] = "conv"
+    """encoder of three convolutions, or of two fully connected layers without normalisation, which
+    takes images of any side"""
     width: Annotated[float, Gt(0), Le(64)] = 1.0
-    """factor on the channels: 16, 32, 32 for one-channel images, twice that for colour"""
+    """factor on the channels: 16, 32, 32 for one-channel images, twice that for colour; of an mlp,
+    on the units: 128, 128, and twice that"""
     latent: Annotated[int, Ge(0), Le(65536)] = 0
     """latent length; 0 takes 32 for one-channel images, 128 for colour"""
     hidden: Annotated[int, Ge(1), Le(65536)] = 128
     """units of the classifier's hidden layer"""
     norm: Literal["batch", "group"] = "batch"
-    """normalisation layer"""
+    """normalisation layer of a conv net"""
 
 
 class Vae(nn.Module):
@@ -49,16 +56,21 @@ class Vae(nn.Module):
     def __init__(self, shape: tuple[int, int, int], classes: int, settings: NetSettings):
         super().__init__()
         channels, *side = shape
-        if side[0] % 4 or side[1] % 4 or min(side) < 4:
-            raise ConfigError(
-                f"images must have sides divisible by 4, got {side[0]}x{side[1]}; resize them"
-            )
-        width = max(1, round(settings.width * (16 if channels == 1 else 32)))
+        width = settings.width * (16 if channels == 1 else 32)
         self.latent = settings.latent or (32 if channels == 1 else 128)
-        self.encoder = Encoder(channels, (side[0], side[1]), width, settings.norm)
+        given = channels, (side[0], side[1])
+        if settings.kind == "mlp":
+            units = max(1, round(UNITS * width))
+            self.encoder = DenseEncoder(*given, units)
+            decoder = DenseDecoder(self.latent, *given, units)
+        else:
+            _require_sides(*given[1])
+            first = max(1, round(width))
+            self.encoder = Encoder(*given, first, settings.norm)
+            decoder = Decoder(self.latent, *given, first)
         self.mean = nn.Linear(self.encoder.size, self.latent)
         self.log_variance = nn.Linear(self.latent, self.latent)
-        self.decoder = Decoder(self.latent, channels, (side[0], side[1]), width)
+        self.decoder = decoder
         self.classifier = Classifier(self.latent, settings.hidden, classes)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,13 +103,13 @@ def build(shape: tuple[int, int, int], classes: int, settings: NetSettings, rng:
     """A network whose initial weights depend on the seed and each weight's name alone.
 
     Args:
-        shape: channels, height, width of an image; sides divisible by 4.
+        shape: channels, height, width of an image; for a conv net, sides divisible by 4.
         classes: number of classes of the data set.
         settings: size of the network.
         rng: where the streams for the initial weights are.
 
     Raises:
-        ConfigError: a side is not divisible by 4.
+        ConfigError: a side is not divisible by 4, and the net is convolutional.
     """
     with torch.random.fork_rng(devices=[]):  # modules draw their first weights globally
         net = Vae(shape, classes, settings)
@@ -113,9 +125,59 @@ def initialise(net: nn.Module, rng: Rng) -> None:
             _initialise(module, rng.at(name))
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How to build a network again, elsewhere or later, by a rule that knows only its weights.
+
+    Attributes:
+        shape: channels, height, width of an image.
+        classes: number of classes of the data set.
+        settings: size of the network.
+    """
+
+    shape: tuple[int, int, int]
+    classes: int
+    settings: NetSettings
+
+    def build(self) -> Vae:
+        """A network with some weights, to be overwritten."""
+        return build(self.shape, self.classes, self.settings, Rng(0))
+
+
+def rebuilt(task: Task, model: Tree) -> Any:
+    """The network of a model, for a server rule, which has only trees.
+
+    Args:
+        task: how the network is built.
+        model: weights and buffers, of one floating type; entries that it lacks are some numbers.
+
+    Raises:
+        ConfigError: the task does not say how, or says how to build another network.
+    """
+    net = task.network.build() if task.network else nn.Module()
+    state = net.state_dict()
+    if not all(k in state and state[k].shape == v.shape for k, v in model.items()):
+        raise ConfigError(
+            f"Task.network must build the network of the model, got {task.network}; give the plan "
+            "of the network that clients train"
+        )
+    net.to(next(v.dtype for v in model.values() if v.is_floating_point()))
+    net.load_state_dict(model, strict=False)
+    return net
+
+
 def trunk(tree: Tree) -> Tree:
     """The part of a tree that predicts: everything but the log-variance head and the decoder."""
     return {k: v for k, v in tree.items() if not k.startswith(GENERATIVE)}
+
+
+def _require_sides(height: int, width: int) -> None:
+    """Refuse what two strides of 2 cannot quarter."""
+    if height % 4 or width % 4 or min(height, width) < 4:
+        raise ConfigError(
+            f"images must have sides divisible by 4, got {height}x{width}; resize them, or set "
+            "net.kind=mlp"
+        )
 
 
 def _standard(z: Tensor) -> Tensor:

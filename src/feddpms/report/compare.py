@@ -71,6 +71,8 @@ class Row:
         bytes_up: sent by all clients, mean of a round.
         bytes_down: sent to all clients, mean of a round.
         bytes_total: both directions, all rounds.
+        bytes_client: what a client keeps after any round, at the most.
+        bytes_server: what the server keeps after any round, at the most.
         seconds: all rounds.
         steps: local steps of all clients, all rounds; None where clients do not tell them.
     """
@@ -86,6 +88,8 @@ class Row:
     bytes_up: float | None = None
     bytes_down: float | None = None
     bytes_total: float | None = None
+    bytes_client: float | None = None
+    bytes_server: float | None = None
     seconds: float | None = None
     steps: float | None = None
 
@@ -201,6 +205,8 @@ def _row(label: str, folders: list[RunFolder]) -> Row:
         bytes_up=_mean(runs, lambda r: r.bytes_up) / runs[0].run.rounds,
         bytes_down=_mean(runs, lambda r: r.bytes_down) / runs[0].run.rounds,
         bytes_total=_mean(runs, lambda r: r.bytes_up + r.bytes_down),
+        bytes_client=max(r.bytes_client for run in runs for r in run.rounds),
+        bytes_server=max(r.bytes_server for run in runs for r in run.rounds),
         seconds=_mean(runs, lambda r: r.seconds),
         steps=statistics.fmean(s for s in steps if s is not None) if None not in steps else None,
     )
@@ -321,8 +327,9 @@ def quality_cells(group: Group) -> Cells:
     head = ["method", "seeds", "final acc. %", "last five %", "final loss"]
     table = [[*head, f"vs {group.reference}", "95 % interval"]]
     for row in group.rows:
-        status = percent(row.accuracy) if row.runs else row.left_out[0].status.split(" (")[0]
-        first = [row.label, str(len(row.runs)), status]
+        status = percent(row.accuracy) if row.runs else row.left_out[0].short_status
+        seeds = f"{len(row.runs)} of {len(row.folders)}" if row.left_out else str(len(row.runs))
+        first = [row.label, seeds, status]
         difference = [points(row.difference), interval(row.difference)]
         if row.label == group.reference and row.runs:
             difference = ["reference", ""]
@@ -332,10 +339,12 @@ def quality_cells(group: Group) -> Cells:
 
 def cost_cells(group: Group) -> Cells:
     """Heading and rows of the table of costs, all means over seeds."""
-    table = [["method", "up / round", "down / round", "bytes, total", "time, total", "local steps"]]
+    sent = ["up / round", "down / round", "bytes, all"]
+    table = [["method", *sent, "client has", "server has", "time, all", "local steps"]]
     for row in group.rows:
-        sent = [size(n) for n in (row.bytes_up, row.bytes_down, row.bytes_total)]
-        table.append([row.label, *sent, duration(row.seconds), count(row.steps)])
+        moved = [size(n) for n in (row.bytes_up, row.bytes_down, row.bytes_total)]
+        kept = [size(n) for n in (row.bytes_client, row.bytes_server)]
+        table.append([row.label, *moved, *kept, duration(row.seconds), count(row.steps)])
     return table
 
 

@@ -58,10 +58,10 @@ class RunFolder:
     def diverged(self) -> int | None:
         """The first round from which the run is worth nothing; None for a sound run.
 
-        That is a round of the last phase whose test loss or accuracy is not finite, or the last
-        round if its training loss is not. Earlier phases may have nothing to test, and a round in
-        which no client had an example to train on has no training loss; with private training, no
-        round has one.
+        That is the round that says so. Records of before rounds did: a round of the last phase
+        whose test loss or accuracy is not finite, or the last round if its training loss is not.
+        Earlier phases may have nothing to test, and a round in which no client had an example to
+        train on has no training loss; with private training, no round has one.
         """
         sent = any(math.isfinite(r.train_loss) for r in self.rounds)
         for r in self.rounds:
@@ -69,7 +69,7 @@ class RunFolder:
             values = (r.test_accuracy, r.test_loss) if tested else ()
             if sent and r is self.rounds[-1] and r.numbers.get("steps", 1) > 0:
                 values = (*values, r.train_loss)
-            if not all(map(math.isfinite, values)):
+            if r.diverged or not all(map(math.isfinite, values)):
                 return r.round
         return None
 
@@ -77,10 +77,17 @@ class RunFolder:
     def status(self) -> str:
         """`finished`, `unfinished (12 of 30 rounds)` or `diverged (loss not finite in round 7)`."""
         if self.diverged is not None:
-            return f"diverged (loss not finite in round {self.diverged})"
+            reason = self.rounds[self.diverged - 1].diverged or "loss not finite"
+            return f"diverged ({reason} in round {self.diverged})"
         if len(self.rounds) < self.run.rounds:
             return f"unfinished ({len(self.rounds)} of {self.run.rounds} rounds)"
         return "finished"
+
+    @property
+    def short_status(self) -> str:
+        """`finished`, `unfinished` or `diverged (round 7)`."""
+        word = self.status.split(" (")[0]
+        return word if self.diverged is None else f"{word} (round {self.diverged})"
 
     @property
     def finished(self) -> bool:
@@ -177,6 +184,8 @@ def _check(
         values = (r.test_accuracy, r.test_loss, r.train_loss, r.seconds, r.bytes_up, r.bytes_down)
         if not all(isinstance(v, int | float) for v in (*values, *r.per_class_accuracy)):
             raise ValueError(f"a value of round {r.round} is not a number")
+        if not isinstance(r.diverged, str):
+            raise ValueError(f"why round {r.round} diverged is not a text")
         if not all(isinstance(v, int | float) for v in r.timing.values()):
             raise ValueError(f"a time of round {r.round} is not a number")
 

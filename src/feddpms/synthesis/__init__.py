@@ -1,6 +1,14 @@
-"""From released class means to synthetic examples of the classes that a client lacks."""
+"""Examples that no client has: decoded from class means, mixed, restyled, or made of a model."""
 
 from feddpms.synthesis.generate import Drawing, Synthesis, extend, generate
+from feddpms.synthesis.inversion import (
+    Inversion,
+    fine_tune,
+    invert,
+    require_inversion,
+    scarce,
+    warm_up,
+)
 from feddpms.synthesis.knowledge import (
     Filling,
     Guidance,
@@ -15,21 +23,27 @@ from feddpms.synthesis.matching import Matching, Release, match
 from feddpms.synthesis.means import encode, release
 from feddpms.synthesis.mixing import averages, mixed, pooled
 from feddpms.synthesis.paper import paper_release
+from feddpms.synthesis.spectrum import amplitudes, interpolated, spectra, styled
 
 __all__ = [
     "Drawing",
     "Filling",
     "Guidance",
+    "Inversion",
     "Matching",
     "Release",
     "Synthesis",
+    "amplitudes",
     "averages",
     "balanced",
     "encode",
     "extend",
+    "fine_tune",
     "fuse",
     "generate",
     "guided",
+    "interpolated",
+    "invert",
     "knowledge_rounds",
     "lacking",
     "match",
@@ -37,5 +51,10 @@ __all__ = [
     "paper_release",
     "pooled",
     "release",
+    "require_inversion",
+    "scarce",
+    "spectra",
+    "styled",
     "told",
+    "warm_up",
 ]
