@@ -18,7 +18,18 @@ from reference import (
     sgd,
     sigmoid,
 )
-from test_methods import BATCH, EPOCHS, LR, SIZES, arrays, expect_equal, make_shards, run, stream
+from test_methods import (
+    BATCH,
+    EPOCHS,
+    LR,
+    SIZES,
+    adam,
+    arrays,
+    expect_equal,
+    make_shards,
+    run,
+    stream,
+)
 from torch import nn
 
 from feddpms.algorithms import FedDA, decoding
@@ -26,7 +37,7 @@ from feddpms.models import ConditionalSettings, trunk
 from feddpms.synthesis import Filling, Guidance
 from feddpms.synthesis.knowledge import DRAWS, READ
 
-Q, GAMMA, RATE, SCALE, SEPARATION, MOST, WEIGHT = 4, 0.8, 0.3, 0.9, 1.5, 3, 0.6
+Q, GAMMA, RATE, SCALE, SEPARATION, MOST, WEIGHT = 4, 0.8, 0.05, 0.9, 1.5, 3, 0.6
 M = SEPARATION / np.sqrt(2) * np.eye(CLASSES, LATENT)
 
 
@@ -93,7 +104,7 @@ def learned(p, k, t, fused):
             return value
 
         losses.append(loss)
-    return sgd(p, losses, RATE)
+    return adam(p, losses, RATE)
 
 
 def known(p, k, t):

@@ -31,7 +31,8 @@ def learn(
     start = me.memory.trees.get(OWN) or {k: v.clone() for k, v in net.state_dict().items()}
     loss = conditional_loss(settings.pixel_scale, net.means, me.normals("latent noise"))
     loss = guided(loss, fused, guidance.gamma, net.means, me.normals("prior draws"))
-    fitted = fit(replace(me, net=net, lr=settings.lr), start, loss)
+    local = replace(me.local, optimizer="adam")  # the run's optimiser and rate suit a classifier
+    fitted = fit(replace(me, net=net, local=local, lr=settings.lr), start, loss)
     sent = {"knowledge": told(load(net, fitted.tree), me.shard.y, me.normals("knowledge"))}
     numbers = {"steps": fitted.steps, "train_loss": fitted.loss}
     events = me.clear("class knowledge", "training loss", "step count")

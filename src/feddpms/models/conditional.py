@@ -36,7 +36,7 @@ class ConditionalSettings:
     pixel_scale: Annotated[float, Gt(0)] = 0.3
     """standard deviation of a pixel around its decoded value"""
     lr: Annotated[float, Gt(0)] = 0.01
-    """learning rate of its training, in the place of the run's"""
+    """learning rate of its training, which is by Adam, whatever the run's are"""
 
     def length(self, task: Task) -> int:
         """Latent length for a run.
