@@ -23,6 +23,7 @@ CASES = {
     "feddpms": {"name": "feddpms", "preliminary_rounds": 2},
     "feddpms+moon": {"name": "feddpms+moon", "preliminary_rounds": 1, "decoder_period": 0},
     "fedmix": {"name": "fedmix"},
+    "fedda": {"name": "fedda", "preliminary_rounds": 2},
     "feddpms+fedadam": {"name": "feddpms+fedadam", "preliminary_rounds": 2},
     "pfnm": {"name": "pfnm", "prior": {"gamma": 7.0}},
     "fedma": {"name": "fedma", "prior": {"gamma": 7.0}},

@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_refused_in_one_line(settings, rounds, said):
 def test_private_training_is_refused():
     privacy = replace(LOOSE, training=DpTraining(kind="dpsgd"), weights="noisy")
     with pytest.raises(ConfigError, match="fedda cannot train privately"):
-        require_private_training(FedDA(), privacy, "group")
+        require_private_training(FedDA(), privacy, "group", LOCAL)
 
 
 @pytest.mark.parametrize(
