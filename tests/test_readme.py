@@ -55,7 +55,7 @@ def test_the_commands_of_the_method_pages_run(tmp_path, monkeypatch):
         found = re.findall(r"^(?: {4})?(feddpms run .*)$", page.read_text(), re.MULTILINE)
         assert found, page.name
         for command in found:
-            words = [*smaller(command), "--rounds", "2", "--fraction", "0.1"]
+            words = [*smaller(command), "--rounds", "3", "--fraction", "0.1"]
             monkeypatch.setattr(sys, "argv", ["feddpms", *words])
             main()
 

@@ -17,8 +17,7 @@ from feddpms.engine import Crew, Engine, Workers, simulate
 from feddpms.errors import ConfigError
 from feddpms.privacy import DpTraining, Ledger, Privacy
 from feddpms.rng import Rng
-from feddpms.types import Task
-from small import CLASSES, LOOSE, TASK, client, small_net, three_shards, unseen
+from small import LOOSE, TASK, client, small_net, three_shards, unseen
 
 UNEVEN = Training(epochs=9, epochs_range=(1, 4), batch_size=8, lr=0.01)
 
@@ -29,7 +28,7 @@ def drawn(number: int, round: int) -> int:
 
 
 def go(method, local=UNEVEN, rounds=4, workers=None, **engine):
-    task = Task(CLASSES, 3, rounds, TASK.latent)
+    task = replace(TASK, rounds=rounds)
     shards = dict(enumerate(three_shards()))
     crew = Crew(method, shards, unseen(), small_net(), task, local, LOOSE, Rng(0))
     return simulate(crew, Engine(**engine), Ledger(), workers=workers)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from feddpms.algorithms import Training
+from feddpms.algorithms.correction import Correction
 from feddpms.algorithms.fit import fit
 from feddpms.algorithms.flat import Flat, new_optimizer
 from small import client, small_net, three_shards
@@ -99,7 +100,7 @@ def test_a_drift_is_added_to_each_steps_gradient_and_to_nothing_else():
     def flat_loss(net, batch):
         return 0 * net(batch.x).sum()
 
-    fitted = fit(client(three_shards()[0], net, local=local), start, flat_loss, drift)
+    fitted = fit(client(three_shards()[0], net, local=local), start, flat_loss, Correction(drift))
     assert fitted.steps == 6
     torch.testing.assert_close(fitted.tree[key], start[key] - 6 * 0.5 * drift[key])
     trained = [k for k, _ in net.named_parameters() if k != key]

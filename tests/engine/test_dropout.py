@@ -1,6 +1,7 @@
 """Clients that fall silent: asked, and neither heard of nor changed."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
@@ -12,7 +13,6 @@ from feddpms.algorithms import FedAvg
 from feddpms.engine import Crew, Engine, Workers, evaluate, simulate
 from feddpms.privacy import Ledger
 from feddpms.rng import Rng
-from feddpms.types import Task
 from small import CLASSES, LOOSE, TASK, blobs, small_net, three_shards, unseen
 
 SOME = 0.5
@@ -27,7 +27,7 @@ def silent(clients: int, round: int, dropout: float = SOME) -> set[int]:
 
 def go(method, rounds=8, dropout=SOME, workers=None, **engine):
     ledger = Ledger()
-    task = Task(CLASSES, 3, rounds, TASK.latent)
+    task = replace(TASK, rounds=rounds)
     shards = dict(enumerate(three_shards()))
     crew = Crew(method, shards, unseen(), small_net(), task, LOCAL, LOOSE, Rng(0))
     engine = Engine(dropout=dropout, **engine)
@@ -103,7 +103,7 @@ def test_if_nobody_answers_the_state_stays(name):
     score = evaluate(small_net(), unseen(), CLASSES)
     for record in outcome.rounds:
         assert math.isnan(record.train_loss)
-        assert record.numbers == {"clients": 0, "steps": 0}
+        assert {k: record.numbers[k] for k in ("clients", "steps")} == {"clients": 0, "steps": 0}
         assert (record.test_accuracy, record.test_loss) == (score.accuracy, score.loss)
         assert record.bytes_up == 0
     assert not ledger.entries

@@ -753,8 +753,8 @@ PAID_BUGS: dict[str, tuple[str, str, list[Change]]] = {
             ),
             (
                 fit.Fitted.reply,
-                '"steps": self.steps}',
-                '"steps": self.steps, "train_loss": self.loss}',
+                '"steps": self.steps, **more}',
+                '"steps": self.steps, "train_loss": self.loss, **more}',
             ),
         ],
     ),
