@@ -68,6 +68,17 @@ def test_a_file_of_algorithms_stays_short(name):
     assert len(lines) <= CEILINGS.get(name, 80)
 
 
+def test_all_methods_are_held_apart():
+    """Save FedAvg, the inner method by default."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (apart,) = (
+        c["modules"]
+        for c in project["tool"]["importlinter"]["contracts"]
+        if c["name"] == "Methods do not import one another"
+    )
+    assert apart == sorted(f"feddpms.algorithms.{n}" for n in METHODS if n != "fedavg")
+
+
 def test_every_public_name_resolves():
     assert sorted(feddpms.__all__) == sorted(feddpms._HOME)
     for name in feddpms.__all__:
