@@ -322,15 +322,19 @@ def test_clients_that_send_back_what_they_were_sent_change_nothing(kind):
 
 @both_kinds
 def test_whoever_is_new_is_sent_the_most_used_neurons(kind):
-    _, state = few(kind)
+    replies, state = few(kind)
     for i, common in enumerate(state.held(99)):
-        used = torch.cat([own[i] for own in state.places.values()]).bincount()
-        least = used[common].min()
-        rest = torch.ones(len(used), dtype=torch.bool)
+        use = torch.zeros(max(int(own[i].max()) for own in state.places.values()) + 1)
+        for j, own in state.places.items():
+            use[own[i]] += replies[j].numbers["examples"]
+        rest = torch.ones(len(use), dtype=torch.bool)
         rest[common] = False
-        assert not rest.any() or used[rest].max() <= 3
-        assert least >= 1
         assert len(common) == len(state.places[0][i])
+        if rest.any():
+            assert use[common].min() >= use[rest].max()
+    apart = replied([r.trees["model"] for r in replies.values()], sizes=[1, 50, 2])
+    state = merge(state, apart, ALL_NEW)
+    assert all(map(torch.equal, state.held(99), state.places[1]))
 
 
 @both_kinds
@@ -461,6 +465,8 @@ def test_matched_layers_stand_still_until_all_are_matched(prior):
         held = me.memory.trees.get("model", {})
         for key in kept:
             assert torch.equal(own[key], ask.trees["model"].get(key, held.get(key))), key
+        counted = {k for keys in layers(own)[: int(frozen)] for k in keys} - set(kept)
+        assert counted <= set(ask.trees["model"])  # as they are after averaging
         news = {k for k in ask.trees["model"] if "running" not in k and "tracked" not in k}
         assert news == set(still(own, 6)) if not frozen else news <= set(kept)
 
@@ -478,6 +484,26 @@ def test_a_client_goes_on_from_its_own_layers_and_takes_the_matched_one():
         assert not torch.equal(
             ask.trees["model"]["encoder.layers.0.weight"], own["encoder.layers.0.weight"]
         )
+
+
+def test_layers_that_stand_still_do_so_whoever_replies():
+    """Units whose owners all stay silent keep their weights and statistics."""
+    replies = independent("conv")
+    state = merge(unmatched(trained("conv")), replies, WIDER, frozen=2)
+    moved = {k: v + 1 if "running" in k else v for k, v in replies[1].trees["model"].items()}
+    other = replace(replies[1], trees={**replies[1].trees, "model": moved})
+    after = merge(state, {1: other}, WIDER, frozen=3)
+    silent = torch.ones(len(state.model["encoder.layers.0.bias"]), dtype=torch.bool)
+    silent[state.places[1][0]] = False
+    assert silent.any()
+    for key in (k for keys in layers(state.model)[:2] for k in keys):
+        if key in still(state.model, 2):
+            assert torch.equal(after.model[key], state.model[key]), key
+            assert torch.equal(after.shared[key], state.shared[key]), key
+    for name in ("running_mean", "running_var"):
+        key = f"encoder.layers.1.{name}"
+        assert torch.equal(after.model[key][silent], state.model[key][silent])
+        assert not torch.equal(after.model[key][~silent], state.model[key][~silent])
 
 
 def test_who_missed_a_round_of_a_cycle_is_sent_a_whole_network():
