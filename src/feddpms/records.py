@@ -82,7 +82,8 @@ class RoundRecord:
             `images_per_second` of training, each step taken as a full batch.
         bytes_up: bytes sent by all clients together.
         bytes_down: bytes sent to all clients together.
-        bytes_client: bytes that a client of the cohort keeps from this round on, the most of any.
+        bytes_client: bytes of the trees that a client keeps from this round on, the most of any
+            that answered. Synthetic examples do not count, since their number tells of its data.
         bytes_server: bytes that the server keeps from this round on, the global model included.
         diverged: why the run ends with this round, if it ends in vain, such as "test loss not
             finite"; the numbers are then of the last model that could be used.

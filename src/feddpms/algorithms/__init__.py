@@ -3,65 +3,38 @@
 A new method is one file and one import line here.
 """
 
-from feddpms.algorithms.central import Central
-from feddpms.algorithms.fedadam import FedAdam
-from feddpms.algorithms.fedavg import FedAvg
-from feddpms.algorithms.fedavgm import FedAvgM
-from feddpms.algorithms.fedda import FedDA
-from feddpms.algorithms.feddc import FedDC
-from feddpms.algorithms.feddg import FedDG
-from feddpms.algorithms.feddpms import FedDPMS
-from feddpms.algorithms.feddyn import FedDyn
-from feddpms.algorithms.fedma import FedMA
-from feddpms.algorithms.fedmix import FedMix
-from feddpms.algorithms.fednova import FedNova
-from feddpms.algorithms.fedprox import FedProx
-from feddpms.algorithms.fedyogi import FedYogi
-from feddpms.algorithms.local import Local
-from feddpms.algorithms.method import About, Client, Method
-from feddpms.algorithms.mixup import Mixup
-from feddpms.algorithms.moon import Moon
-from feddpms.algorithms.pfnm import PFNM
-from feddpms.algorithms.scaffold import Scaffold
-from feddpms.algorithms.training import Training
-from feddpms.algorithms.zdac import Zdac
-from feddpms.algorithms.zdas import Zdas
+from feddpms.algorithms.central import Central as Central
+from feddpms.algorithms.fedadam import FedAdam as FedAdam
+from feddpms.algorithms.fedavg import FedAvg as FedAvg
+from feddpms.algorithms.fedavgm import FedAvgM as FedAvgM
+from feddpms.algorithms.fedda import FedDA as FedDA
+from feddpms.algorithms.feddc import FedDC as FedDC
+from feddpms.algorithms.feddg import FedDG as FedDG
+from feddpms.algorithms.feddpms import FedDPMS as FedDPMS
+from feddpms.algorithms.feddyn import FedDyn as FedDyn
+from feddpms.algorithms.fedma import FedMA as FedMA
+from feddpms.algorithms.fedmix import FedMix as FedMix
+from feddpms.algorithms.fednova import FedNova as FedNova
+from feddpms.algorithms.fedprox import FedProx as FedProx
+from feddpms.algorithms.fedyogi import FedYogi as FedYogi
+from feddpms.algorithms.local import Local as Local
+from feddpms.algorithms.method import About as About
+from feddpms.algorithms.method import Client as Client
+from feddpms.algorithms.method import Method as Method
+from feddpms.algorithms.mixup import Mixup as Mixup
+from feddpms.algorithms.moon import Moon as Moon
+from feddpms.algorithms.pfnm import PFNM as PFNM
+from feddpms.algorithms.scaffold import Scaffold as Scaffold
+from feddpms.algorithms.training import Training as Training
+from feddpms.algorithms.zdac import Zdac as Zdac
+from feddpms.algorithms.zdas import Zdas as Zdas
 
+_FAMILIES = ("bound", "aggregation", "drift", "data")
 METHODS: dict[str, type] = {
     cls.__name__.lower(): cls
-    for cls in (
-        *(Local, Central, FedAvg),
-        *(FedAvgM, FedAdam, FedYogi, FedNova, PFNM, FedMA),
-        *(FedProx, Scaffold, Moon, FedDyn, FedDC),
-        *(Mixup, FedMix, FedDG, Zdac, Zdas, FedDA, FedDPMS),
+    for cls in sorted(
+        (v for v in list(globals().values()) if isinstance(getattr(v, "about", None), About)),
+        key=lambda cls: (_FAMILIES.index(cls.about.family), cls.__name__.lower()),
     )
 }
-
-__all__ = [
-    "METHODS",
-    "PFNM",
-    "About",
-    "Central",
-    "Client",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedDA",
-    "FedDC",
-    "FedDG",
-    "FedDPMS",
-    "FedDyn",
-    "FedMA",
-    "FedMix",
-    "FedNova",
-    "FedProx",
-    "FedYogi",
-    "Local",
-    "Method",
-    "Mixup",
-    "Moon",
-    "Scaffold",
-    "Training",
-    "Zdac",
-    "Zdas",
-]
+"""every method that is imported above, by its name"""

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Lt
 
 from feddpms.algorithms.fit import fit
 from feddpms.algorithms.method import About, Client
-from feddpms.algorithms.trees import average, trained, zeros
+from feddpms.algorithms.trees import average, toward, trained, zeros
 from feddpms.types import Memory, Message, Task, Tree, settings
 
 
@@ -52,14 +52,12 @@ class FedAvgM:
     def server(self, state: Rolling, replies: Mapping[int, Message]) -> Rolling:
         """The average, and what rate and momentum add to it; statistics are averaged alone.
 
-        w + s v is written from the average, as average + (s - 1) d + s b v: in floating point
-        w + (average - w) is not the average, and so rate 1 without momentum adds zeros.
+        w + s v is a step `toward` the average and s b v, so rate 1 without momentum adds zeros.
         """
         mean = average(replies)
-        velocity, model = {}, dict(mean)
+        model, velocity = toward(state.model, mean, self.server_lr), {}
         for k, rolling in state.velocity.items():
-            d = mean[k] - state.model[k]
             carried = self.momentum * rolling
-            velocity[k] = carried + d
-            model[k] = mean[k] + ((self.server_lr - 1) * d + self.server_lr * carried)
+            velocity[k] = carried + (mean[k] - state.model[k])
+            model[k] = model[k] + self.server_lr * carried
         return Rolling(model, velocity)

@@ -14,7 +14,7 @@ from torch import Tensor
 from feddpms.algorithms.chain import as_weight, columns, layers, part
 from feddpms.algorithms.method import Client
 from feddpms.algorithms.neurons import Array, Prior, match
-from feddpms.algorithms.trees import BUFFERS, VARIANCE, empty
+from feddpms.algorithms.trees import BUFFERS, VARIANCE, empty, mean_of
 from feddpms.privacy import histogram
 from feddpms.types import Message, Tree
 
@@ -218,7 +218,7 @@ def _hidden(
             ground = owned if key.endswith(BUFFERS) else ridge + owned
             mean = _divided(units.sum([_numbers(t, key) for t in trees]), ground)
             if key.endswith(VARIANCE):  # pooled, as in `trees.mean`
-                centres = [_numbers(t, _centre(key)) for t in trees]
+                centres = [_numbers(t, mean_of(key)) for t in trees]
                 mean = (mean - _divided(units.sum(centres), owned) ** 2).clip(min=0)
             if not owned.all():  # of a layer that stands still, no owner of a unit replied
                 mean = np.where(owned > 0, mean, old[key].double().numpy())
@@ -246,12 +246,7 @@ def _head(given: _Given, keys: Sequence[str], inputs: _Units, ridge: float, shri
 def _numbers(tree: Tree, key: str) -> Array:
     """An entry in float64; of a variance, the mean square that goes with it, which adds up."""
     value = tree[key].double().numpy()
-    return value + _numbers(tree, _centre(key)) ** 2 if key.endswith(VARIANCE) else value
-
-
-def _centre(variance: str) -> str:
-    """The name of the mean that goes with a variance."""
-    return variance.removesuffix(VARIANCE) + "running_mean"
+    return value + _numbers(tree, mean_of(key)) ** 2 if key.endswith(VARIANCE) else value
 
 
 def _divided(total: Array, by: Array) -> Array:

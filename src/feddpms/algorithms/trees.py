@@ -9,7 +9,7 @@ from torch import Tensor
 from feddpms.types import Message, Tree
 
 VARIANCE = "running_var"
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+BUFFERS = ("running_mean", VARIANCE, "num_batches_tracked")
 """endings of what a network counts and does not train"""
 
 
@@ -95,4 +95,9 @@ def _add_squares(parts: Tree, sign: int) -> None:
     """Add a batch norm's squared mean to its variance, or take it off."""
     for key, value in parts.items():
         if key.endswith(VARIANCE):
-            value += sign * parts[key.removesuffix(VARIANCE) + "running_mean"].square()
+            value += sign * parts[mean_of(key)].square()
+
+
+def mean_of(variance: str) -> str:
+    """The name of the running mean that goes with a running variance."""
+    return variance.removesuffix(VARIANCE) + "running_mean"

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from feddpms.types import Message
+from feddpms.types import Message, Shard
 
 
 class Grid(Protocol):
@@ -29,9 +29,14 @@ def size(message: Message) -> int:
 
 
 def stored(value: Any) -> int:
-    """Bytes of the tensors in a server's state or a client's memory, at any depth."""
+    """Bytes of the tensors in a server's state or a client's memory, at any depth.
+
+    Synthetic examples do not count: how many a client made can tell how many it holds of a class.
+    """
     if isinstance(value, Tensor):
         return value.nbytes
+    if isinstance(value, Shard):
+        return 0
     if is_dataclass(value):
         return sum(stored(getattr(value, f.name)) for f in fields(value))
     if isinstance(value, Mapping):

@@ -131,8 +131,8 @@ class InProcess:
         return [total(p, test, classes) for p in parts]
 
     def most_kept(self, clients: Iterable[int]) -> int:
-        """Bytes that one of these clients keeps, the most of any."""
-        return max(stored(self.memories.get(c, Memory())) for c in clients)
+        """Bytes that one of these clients keeps, the most of any; 0 for none."""
+        return max((stored(self.memories.get(c, Memory())) for c in clients), default=0)
 
     def kept(self) -> dict[int, Kept]:
         """The accounts that are kept in memory, to be written down."""

@@ -171,7 +171,7 @@ def simulate(
             with clock.part("evaluate"):
                 score = _score(method, state, grid)
             diverged = exchange.broken or _too_bad(score, engine.max_loss)
-            kept = {"bytes_client": grid.most_kept(cohort), "bytes_server": stored(state)}
+            kept = {"bytes_client": grid.most_kept(exchange.replies), "bytes_server": stored(state)}
             record = _record(number, exchange, score, time.perf_counter() - began, diverged)
             timing, numbers = _timing(crew, grid, record), {**record.numbers, **_told(state)}
             records.append(replace(record, numbers=numbers, timing=timing, **kept))

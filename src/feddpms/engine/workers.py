@@ -132,7 +132,7 @@ class Workers:
     def _take(self, link: "_Link") -> tuple[bool, Any]:
         """A worker's next answer."""
         try:
-            return pickle.loads(link.read.recv_bytes())
+            return unpacked(link.read.recv_bytes())
         except EOFError:
             self._killed()
 

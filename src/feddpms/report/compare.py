@@ -71,7 +71,7 @@ class Row:
         bytes_up: sent by all clients, mean of a round.
         bytes_down: sent to all clients, mean of a round.
         bytes_total: both directions, all rounds.
-        bytes_client: what a client keeps after any round, at the most.
+        bytes_client: what a client keeps after any round, at the most; no synthetic examples.
         bytes_server: what the server keeps after any round, at the most.
         seconds: all rounds.
         steps: local steps of all clients, all rounds; None where clients do not tell them.
