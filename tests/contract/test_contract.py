@@ -6,7 +6,18 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from feddpms.algorithms import METHODS, FedAvg, FedDPMS, FedMix, FedProx, Moon, Training
+from feddpms.algorithms import (
+    METHODS,
+    FedAvg,
+    FedDG,
+    FedDPMS,
+    FedMix,
+    FedProx,
+    Moon,
+    Training,
+    Zdac,
+    Zdas,
+)
 from feddpms.algorithms.fit import fit
 from feddpms.algorithms.method import Method
 from feddpms.engine import Crew, Engine, InProcess, simulate
@@ -14,12 +25,13 @@ from feddpms.engine.grid import unfold
 from feddpms.models import VaeSettings, trunk
 from feddpms.privacy import Ledger
 from feddpms.rng import Rng
-from feddpms.synthesis import Drawing
-from feddpms.types import Message, Shard, Task
+from feddpms.synthesis import Drawing, Inversion
+from feddpms.types import Message, Shard
 from small import LOOSE, TASK, client, small_net, three_shards, unseen
 
 LOCAL = Training(epochs=2, batch_size=8, lr=0.01)
 DPMS = {"preliminary_rounds": 2, "vae": VaeSettings(weight=0.05)}
+MADE = {"warm_up": 1, "per_class": 3, "inversion": Inversion(steps=4)}
 CASES: dict[str, Method] = {
     **{name: cls() for name, cls in METHODS.items() if name != "feddpms"},
     "feddpms": FedDPMS(**DPMS),
@@ -29,17 +41,29 @@ CASES: dict[str, Method] = {
     "feddpms+moon": FedDPMS(**DPMS, inner=Moon()),
     "fedmix+fedprox": FedMix(inner=FedProx(mu=0.1)),
     "fedmix+moon": FedMix(inner=Moon()),
+    "feddg+fedprox": FedDG(inner=FedProx(mu=0.1)),
+    "feddg+moon": FedDG(window=0.3, inner=Moon()),
+    "zdac": Zdac(**MADE, period=2),
+    "zdac+moon": Zdac(**MADE, inner=Moon()),
+    "zdas": Zdas(**MADE, steps=3),
+    "zdas+fedprox": Zdas(**MADE, steps=3, inner=FedProx(mu=0.1)),
 }
 FEDERATED = [name for name, m in CASES.items() if m.about.scope == "federated"]
+AVERAGING = [name for name in FEDERATED if not isinstance(CASES[name], Zdas)]
+"""those whose server does not train"""
 NEUTRAL = {
     "fedprox": FedProx(mu=0),
     "moon": Moon(mu=0),
     "fedmix": FedMix(lam=0),
     "fedmix+fedprox": FedMix(lam=0, inner=FedProx(mu=0)),
+    "feddg": FedDG(weight=0),
+    "zdac": Zdac(**{**MADE, "per_class": 0}),
+    "zdas": Zdas(**MADE, steps=0),
 }
 
 every_method = pytest.mark.parametrize("name", CASES)
 federated = pytest.mark.parametrize("name", FEDERATED)
+averaging = pytest.mark.parametrize("name", AVERAGING)
 
 
 @dataclass
@@ -101,7 +125,7 @@ def go(method, rounds=4, shards=None, **engine):
     """A run of the small case; the outcome and the ledger."""
     ledger = Ledger()
     shards = shards or three_shards()
-    task = Task(TASK.classes, len(shards), rounds, TASK.latent)
+    task = replace(TASK, clients=len(shards), rounds=rounds)
     given = (method, dict(enumerate(shards)), unseen(), small_net(), task, LOCAL, LOOSE, Rng(0))
     return simulate(Crew(*given), Engine(**engine), ledger), ledger
 
@@ -151,7 +175,7 @@ def sorted_maps(state):
     return values
 
 
-@federated
+@averaging
 def test_replies_equal_to_the_broadcast_change_nothing(name, watched):
     for state, replies, _ in watched[name][0].served:
         if any(r.kind == "share" for r in replies.values()):
@@ -174,7 +198,7 @@ def echo(reply: Message, model) -> Message:
     return replace(reply, trees={**reply.trees, "model": model})
 
 
-@federated
+@averaging
 def test_one_client_is_local_training(name):
     shard = three_shards()[0]
     spy = Watched(CASES[name])

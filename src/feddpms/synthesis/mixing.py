@@ -30,8 +30,9 @@ def averages(shard: Shard, classes: int, group_size: int, order: torch.Generator
 
 
 def pooled(by_client: Mapping[int, Tree]) -> Tree:
-    """Every client's averages as one tree, in the order of the clients."""
-    return {k: torch.cat([by_client[c][k] for c in sorted(by_client)]) for k in ("x", "y")}
+    """What every client shared as one tree, in the order of the clients; at least one of them."""
+    ordered = [by_client[c] for c in sorted(by_client)]
+    return {k: torch.cat([tree[k] for tree in ordered]) for k in ordered[0]}
 
 
 def mixed(pool: Tree, lam: float, bounded: bool, draws: torch.Generator) -> Loss:
