@@ -298,7 +298,8 @@ REFUSED = {
     ("feddpms", "pfnm"): "decoders at the clients would not follow",
     ("feddpms", "fedma"): "decoders at the clients would not follow",
     ("zdac", "pfnm"): "batch norm",  # a network that pfnm takes has none
-    ("zdas", "pfnm"): "batch norm",
+    ("zdas", "pfnm"): "clients of pfnm are not sent",
+    ("zdas", "fedma"): "clients of fedma are not sent",
 }
 """combinations that have no meaning, and what the refusal says"""
 

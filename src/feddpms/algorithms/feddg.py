@@ -34,7 +34,7 @@ class FedDG:
     """A training method on examples, and on the same examples in other clients' styles."""
 
     about: ClassVar[About] = About(
-        "data", "Liu et al., CVPR 2021", "amplitudes once, each way", per_example=False
+        "data", "Liu et al., CVPR 2021", "spectra once", "spectra", "spectra", per_example=False
     )
 
     inner: Chosen = FedAvg()

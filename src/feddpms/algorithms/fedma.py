@@ -28,6 +28,7 @@ class FedMA:
         extra="class counts; layers, not all",
         client_state="its model",
         server_state="matches, a wider model",
+        whole=False,
     )
 
     prior: Prior = Prior()

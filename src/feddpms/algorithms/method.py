@@ -31,6 +31,7 @@ class About:
             or one trained on the `pooled` data.
         generative: it uses the decoder and the log-variance head.
         per_example: its local loss is a mean over examples, so that training can be private.
+        whole: clients are sent the global model, and not parts of another.
     """
 
     family: Literal["aggregation", "drift", "data", "bound"]
@@ -41,6 +42,7 @@ class About:
     scope: Literal["federated", "local", "pooled"] = "federated"
     generative: bool = False
     per_example: bool = True
+    whole: bool = True
 
 
 def cross_entropy(net: Any, batch: Batch) -> Tensor:
@@ -149,14 +151,25 @@ Chosen = Annotated[Method, AfterValidator(chosen)]
 """The field of a method: an instance, whatever its class."""
 
 
-def require_training(outer: str, inner: Method) -> None:
+def require_training(outer: str, inner: Method, whole: bool = False) -> None:
     """Refuse an inner method that is not one to train with.
 
+    Args:
+        outer: name of the method that wraps it.
+        inner: the method.
+        whole: what clients are sent has to be the global model.
+
     Raises:
-        ConfigError: the inner method enriches data itself, or is a bound.
+        ConfigError: the inner method enriches data itself, is a bound, or sends something else.
     """
+    name = type(inner).__name__.lower()
     if inner.about.family not in ("aggregation", "drift"):
         raise ConfigError(
-            f"{outer} wraps a training method such as fedavg, fedprox or moon, "
-            f"got {type(inner).__name__.lower()}; choose one of them"
+            f"{outer} wraps a training method such as fedavg, fedprox or moon, got {name}; choose "
+            "one of them"
+        )
+    if whole and not inner.about.whole:
+        raise ConfigError(
+            f"{outer} changes the global model, which the clients of {name} are not sent; wrap a "
+            "method that sends it, such as fedavg"
         )

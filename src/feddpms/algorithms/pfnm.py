@@ -25,6 +25,7 @@ class PFNM:
         "Yurochkin et al., ICML 2019",
         extra="class counts",
         server_state="matches, a wider model",
+        whole=False,
     )
 
     prior: Prior = Prior()

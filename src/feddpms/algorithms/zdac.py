@@ -22,7 +22,7 @@ class Zdac:
     """A training method on own examples and images made of the global model."""
 
     about: ClassVar[About] = About(
-        "data", "Hao et al., CVPR Workshops 2021", "a client keeps images", per_example=False
+        "data", "Hao et al., CVPRW 2021", client_state="synthetic examples", per_example=False
     )
 
     inner: Chosen = FedAvg()

@@ -37,7 +37,7 @@ class Tuned:
 class Zdas:
     """A training method whose average is fine-tuned on images made of it."""
 
-    about: ClassVar[About] = About("data", "Hao et al., CVPR Workshops 2021", per_example=False)
+    about: ClassVar[About] = About("data", "Hao et al., CVPRW 2021", per_example=False)
 
     inner: Chosen = FedAvg()
     """the training method"""
@@ -47,14 +47,14 @@ class Zdas:
     """images of each class"""
     steps: Annotated[int, Ge(0)] = 5
     """steps of fine-tuning after each round; 0 is the inner method"""
-    lr: Annotated[float, Gt(0)] = 1e-3
+    lr: Annotated[float, Gt(0)] = 1e-4
     """learning rate of fine-tuning"""
     inversion: Inversion = Inversion()
     """how images are made"""
 
     def start(self, model: Tree, task: Task) -> Tuned:
         """The inner state; the initial weights, which follow from the run's seed, stand for it."""
-        require_training("zdas", self.inner)
+        require_training("zdas", self.inner, whole=True)
         require_inversion("zdas", model, self.warm_up, task)
         rebuilt(task, model)  # complains if the server could not build the network
         seed = Rng(0).number("server", str([v.tolist() for v in model.values()]))

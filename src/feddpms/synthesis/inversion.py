@@ -30,7 +30,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 class Inversion:
     """How images are made of a model."""
 
-    steps: Annotated[int, Ge(1)] = 100
+    steps: Annotated[int, Ge(1)] = 50
     """steps of Adam on the images"""
     lr: Annotated[float, Gt(0)] = 0.1
     """its learning rate, in units of the logit of a pixel"""
