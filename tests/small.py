@@ -45,6 +45,12 @@ def small_mlp(seed: int = 0):
     return build((1, 4, 4), CLASSES, settings, Rng(seed))
 
 
+def small_lenet(seed: int = 0):
+    """A small LeNet for 16x16 images."""
+    settings = NetSettings(kind="lenet", width=0.5, latent=6, hidden=8)
+    return build((1, 16, 16), CLASSES, settings, Rng(seed))
+
+
 LOOSE = Privacy(target_epsilon=50.0, count_noise_multiplier=0.5, min_class_count=3.0, l2_clip=1.0)
 """A release with little noise, so that small shards can share."""
 

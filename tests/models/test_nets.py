@@ -10,6 +10,7 @@ from feddpms.types import Task
 SHAPES = [(1, 4, 4), (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 12, 20)]
 NARROW = NetSettings(width=0.25, latent=6, hidden=8)
 MLP = NetSettings(kind="mlp", width=0.25, latent=6, hidden=8)
+LENET = NetSettings(kind="lenet", width=0.5, latent=6, hidden=8)
 
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 both_norms = pytest.mark.parametrize("norm", ["batch", "group"])
@@ -40,7 +41,7 @@ def test_shapes(shape, norm):
 
 @pytest.mark.parametrize("side", [(30, 28), (28, 30), (2, 4), (0, 4), (7, 7)])
 def test_sides_not_divisible_by_4_are_refused_in_one_line(side):
-    with pytest.raises(ConfigError, match=f"divisible by 4, got {side[0]}x{side[1]}") as caught:
+    with pytest.raises(ConfigError, match=f"divisible by 4.* got {side[0]}x{side[1]}") as caught:
         make((1, *side))
     assert "\n" not in str(caught.value)
 
@@ -265,10 +266,61 @@ def test_the_trunk_of_an_mlp_is_all_that_predicts_and_no_more():
     assert touched == set(trunk(net.state_dict()))
 
 
-def test_both_kinds_have_the_same_classifier():
-    one, other = make().state_dict(), make(settings=MLP).state_dict()
-    for key in (k for k in one if k.startswith("classifier.")):
-        assert torch.equal(one[key], other[key]), key
+# LeNet
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 16), (1, 28, 28), (3, 32, 32), (3, 16, 20)])
+def test_a_lenet_takes_images_of_sides_from_16(shape):
+    net, x = make(shape, LENET), images(shape)
+    mean, log_variance = net.encode(x)
+    assert mean.shape == log_variance.shape == net.code(x).shape == (5, 6)
+    assert net(x).shape == net.classify(mean).shape == (5, 3)
+    assert net.features(x).shape == (5, 8)
+    decoded = net.decode(mean)
+    assert decoded.shape == x.shape
+    for values in (mean, decoded):
+        assert 0 <= values.min() < values.max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 12), (3, 32, 12), (1, 18, 16)])
+def test_a_lenet_refuses_other_sides_in_one_line(shape):
+    with pytest.raises(ConfigError, match="divisible by 4, of 16 pixels or more, got") as caught:
+        make(shape, LENET)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 16, 20)])
+def test_a_lenet_is_lecuns(shape):
+    """Two valid 5x5 convolutions of 6 and 16 channels, each followed by the largest of 2x2."""
+    net, x = make(shape, NetSettings(kind="lenet")), images(shape)
+    assert list(net.buffers()) == []
+    state, h = net.state_dict(), 2 * x - 1
+    for i, n in ((0, 6), (3, 16)):
+        weight, bias = (state[f"encoder.layers.{i}.{k}"] for k in ("weight", "bias"))
+        windows = h.unfold(2, 5, 1).unfold(3, 5, 1)
+        h = torch.einsum("bcijkl,ockl->boij", windows, weight) + bias.view(-1, 1, 1)
+        h = h.clamp(min=0).unfold(2, 2, 2).unfold(3, 2, 2).amax((-2, -1))
+        assert h.shape[1] == n
+    torch.testing.assert_close(net.encoder(x), h.permute(0, 2, 3, 1).flatten(1))
+
+
+def test_a_lenet_for_cifar_10_has_as_many_weights_as_known():
+    """62,006 with 120 and 84 units behind the convolutions, as counted for that network."""
+    net = make((3, 32, 32), NetSettings(kind="lenet", latent=120, hidden=84), classes=10)
+    assert sum(v.numel() for v in trunk(net.state_dict()).values()) == 62_006
+
+
+def test_a_lenets_width_is_a_factor_on_its_channels():
+    assert channels(make((1, 16, 16), LENET)) == [3, 8]
+    assert channels(make((3, 16, 16), NetSettings(kind="lenet", width=0.01))) == [1, 1]
+
+
+def test_all_kinds_have_the_same_classifier():
+    one = make((1, 16, 16)).state_dict()
+    for settings in (MLP, LENET):
+        other = make((1, 16, 16), settings).state_dict()
+        for key in (k for k in one if k.startswith("classifier.")):
+            assert torch.equal(one[key], other[key]), key
 
 
 def test_sides_that_do_not_fit_name_the_kind_that_takes_them():

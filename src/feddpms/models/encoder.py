@@ -1,4 +1,4 @@
-"""Image -> features: three convolutions that quarter the side length, or two linear layers."""
+"""Image -> features: convolutions that quarter the side length, LeNet's, or linear layers."""
 
 from itertools import pairwise
 
@@ -34,6 +34,27 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features of images: all channels of a pixel, then those of the next."""
         return self.layers(2 * x - 1).movedim(1, -1).flatten(1)  # channels_last as it lies
+
+
+class LeNetEncoder(nn.Module):
+    """Images [b, c, h, w] in [0, 1], of sides from 16 -> features [b, size], without normalisation.
+
+    The two convolutions of LeNet-5 (LeCun et al., 1998), each with its largest of 2x2 pixels, as
+    the simple network of federated comparisons has them (Li et al., ICDE 2022).
+    """
+
+    def __init__(self, channels: int, side: tuple[int, int], width: float):
+        super().__init__()
+        first, second = (max(1, round(n * width)) for n in (6, 16))
+        layers: list[nn.Module] = []
+        for a, b in pairwise([channels, first, second]):
+            layers += [nn.Conv2d(a, b, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        self.size = second * ((side[0] - 12) // 4) * ((side[1] - 12) // 4)
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of images: all channels of a pixel, then those of the next."""
+        return self.layers(2 * x - 1).movedim(1, -1).flatten(1)
 
 
 class DenseEncoder(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from feddpms.errors import ConfigError
 from feddpms.models.classifier import Classifier
 from feddpms.models.decoder import Decoder, DenseDecoder
-from feddpms.models.encoder import DenseEncoder, Encoder
+from feddpms.models.encoder import DenseEncoder, Encoder, LeNetEncoder
 from feddpms.rng import Rng
 from feddpms.types import Task, Tree, settings
 
@@ -30,12 +30,12 @@ UNITS = 8
 class NetSettings:
     """Kind and size of the network."""
 
-    kind: Literal["conv", "mlp"] = "conv"
-    """encoder of three convolutions, or of two fully connected layers without normalisation, which
-    takes images of any side"""
+    kind: Literal["conv", "lenet", "mlp"] = "conv"
+    """encoder of three convolutions; of LeNet-5's two, without normalisation, for sides from 16; or
+    of two fully connected layers without normalisation, which takes images of any side"""
     width: Annotated[float, Gt(0), Le(64)] = 1.0
-    """factor on the channels: 16, 32, 32 for one-channel images, twice that for colour; of an mlp,
-    on the units: 128, 128, and twice that"""
+    """factor on the channels: 16, 32, 32 for one-channel images, twice that for colour; of lenet,
+    6, 16 for any; of an mlp, on the units: 128, 128, and twice that"""
     latent: Annotated[int, Ge(0), Le(65536)] = 0
     """latent length; 0 takes 32 for one-channel images, 128 for colour"""
     hidden: Annotated[int, Ge(1), Le(65536)] = 128
@@ -63,8 +63,12 @@ class Vae(nn.Module):
             units = max(1, round(UNITS * width))
             self.encoder = DenseEncoder(*given, units)
             decoder = DenseDecoder(self.latent, *given, units)
+        elif settings.kind == "lenet":
+            _require_sides(*given[1], least=16)
+            self.encoder = LeNetEncoder(*given, settings.width)
+            decoder = Decoder(self.latent, *given, max(1, round(8 * settings.width)))
         else:
-            _require_sides(*given[1])
+            _require_sides(*given[1], least=4)
             first = max(1, round(width))
             self.encoder = Encoder(*given, first, settings.norm)
             decoder = Decoder(self.latent, *given, first)
@@ -103,13 +107,13 @@ def build(shape: tuple[int, int, int], classes: int, settings: NetSettings, rng:
     """A network whose initial weights depend on the seed and each weight's name alone.
 
     Args:
-        shape: channels, height, width of an image; for a conv net, sides divisible by 4.
+        shape: channels, height, width of an image; but for an mlp, sides divisible by 4.
         classes: number of classes of the data set.
         settings: size of the network.
         rng: where the streams for the initial weights are.
 
     Raises:
-        ConfigError: a side is not divisible by 4, and the net is convolutional.
+        ConfigError: a side is not divisible by 4 or too small, and the net is convolutional.
     """
     with torch.random.fork_rng(devices=[]):  # modules draw their first weights globally
         net = Vae(shape, classes, settings)
@@ -171,12 +175,12 @@ def trunk(tree: Tree) -> Tree:
     return {k: v for k, v in tree.items() if not k.startswith(GENERATIVE)}
 
 
-def _require_sides(height: int, width: int) -> None:
-    """Refuse what two strides of 2 cannot quarter."""
-    if height % 4 or width % 4 or min(height, width) < 4:
+def _require_sides(height: int, width: int, least: int) -> None:
+    """Refuse what two strides of 2 cannot quarter, or is too small for the convolutions."""
+    if height % 4 or width % 4 or min(height, width) < least:
         raise ConfigError(
-            f"images must have sides divisible by 4, got {height}x{width}; resize them, or set "
-            "net.kind=mlp"
+            f"images must have sides divisible by 4, of {least} pixels or more, got "
+            f"{height}x{width}; resize them, or set net.kind=mlp"
         )
 
 

@@ -7,7 +7,7 @@ normalisation is in eval mode, and images x = sigmoid(u) in [0, 1] go down
 
 mu_l(x) and s_l(x) are mean and standard deviation by channel, over the batch, of what enters batch
 normalisation l; m_l and s_l are those of its running statistics. Nothing here sees a client's data
-but `lacking`, which sees its labels.
+but `scarce`, which sees its labels.
 """
 
 from collections.abc import Iterator
