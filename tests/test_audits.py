@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from feddpms import audits, config, runs
 from feddpms.errors import ConfigError, RunFolderError
+from feddpms.prepare import prepare
 from feddpms.privacy import Privacy, release
 from feddpms.privacy.attack import auc_limit
 from feddpms.privacy.mechanism import ClassSums, FixedMeans, gaussian
@@ -177,7 +178,7 @@ def test_means_without_noise_give_their_records_away(finished, tmp_path):
     for file in ("run.toml", "model.safetensors"):
         (folder / file).write_bytes((finished / "feddpms" / file).read_bytes())
     data = runs.load(settings.data, runs.Rng(settings.seed))
-    prepared = runs.prepare(settings, data)
+    prepared = prepare(settings, data)
     net = audits.with_weights(prepared.net, load_file(folder / "model.safetensors"))
     leaked = {}
     for c, shard in enumerate(prepared.shards):

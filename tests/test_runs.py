@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from feddpms import FedAvg, FedDPMS, Run, Scaffold, compare, config, records, run, runs
+from feddpms import FedAvg, FedDPMS, Run, Scaffold, compare, config, records, run, runs, sheets
 from feddpms.algorithms import Training
 from feddpms.data import Data, Dataset, Partition
 from feddpms.errors import ConfigError, DataError, FeddpmsError, RunFolderError
@@ -180,10 +180,10 @@ def made_of(*classes: int) -> Memory:
 
 def test_the_sheet_shows_real_images_of_the_test_set_and_synthetic_ones_by_class():
     memories = {1: made_of(*[2] * 20), 0: made_of(0, 2), 2: Memory()}
-    sheet = runs.sheet(SET, memories)
-    assert sheet["real"].shape == sheet["synthetic"].shape == (CLASSES, runs.SHEET, 1, 4, 4)
+    sheet = sheets.sheet(SET, memories)
+    assert sheet["real"].shape == sheet["synthetic"].shape == (CLASSES, sheets.SHEET, 1, 4, 4)
     assert sheet["real"].dtype == sheet["synthetic"].dtype == torch.uint8
-    assert sheet["synthetic_count"].tolist() == [1, 0, runs.SHEET]
+    assert sheet["synthetic_count"].tolist() == [1, 0, sheets.SHEET]
     assert sheet["synthetic_count"].dtype == torch.int64
     for c in range(CLASSES):
         test = {
@@ -197,14 +197,14 @@ def test_the_sheet_shows_real_images_of_the_test_set_and_synthetic_ones_by_class
 
 
 def test_no_image_of_a_client_is_on_the_sheet():
-    sheet = runs.sheet(SET, {0: made_of(0)})
+    sheet = sheets.sheet(SET, {0: made_of(0)})
     train = {tuple(x.mul(255).round().byte().flatten().tolist()) for x in SET.train.x}
     assert not train & {tuple(x.flatten().tolist()) for c in sheet["real"] for x in c}
 
 
 @pytest.mark.parametrize("memories", [{}, {0: Memory()}, {0: made_of()}])
 def test_there_is_no_sheet_without_synthetic_images(memories):
-    assert runs.sheet(SET, memories) == {}
+    assert sheets.sheet(SET, memories) == {}
 
 
 def test_pooled_records_are_in_the_ledger_and_void_a_finite_total(tmp_path):

@@ -17,13 +17,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from feddpms import config, records, runs
+from feddpms import config, records
 from feddpms.algorithms import FedDPMS
 from feddpms.algorithms.fit import load as with_weights
 from feddpms.config import Run
 from feddpms.data import Dataset, load
 from feddpms.errors import ConfigError, RunFolderError
 from feddpms.models import split, trunk
+from feddpms.prepare import prepare
 from feddpms.privacy import Account, Privacy, calibrate, class_statistics, histogram, source
 from feddpms.privacy.attack import Membership, auc_limit, membership, nearest
 from feddpms.privacy.audit import ReleaseAudit, audit
@@ -158,7 +159,7 @@ def attack(folder: Path) -> Attacks:
             "expected a run with a model that was sent, got local, which sends none; audit another"
         )
     data = load(settings.data, Rng(settings.seed))
-    prepared = runs.prepare(settings, data, train=False)
+    prepared = prepare(settings, data, train=False)
     rng, shards = Rng(settings.seed).at("attack"), prepared.shards
     pooled = Shard(torch.cat([s.x for s in shards]), torch.cat([s.y for s in shards]))
     members = _some(pooled, rng.torch("members"))

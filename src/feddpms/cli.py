@@ -251,11 +251,11 @@ def partition(
     set_: SetOption = None,
 ) -> None:
     """Show who holds what: examples of each class at each client, as text and as a picture."""
-    from feddpms import config, runs
+    from feddpms import config, sheets
 
     given = _given(data, data_dir, fraction, clients, partition, beta, None, None)
     chosen = config.parse(_values(config_file, {**given, "seed": seed}, set_))
-    words, picture = runs.show_partition(chosen, out or _free(Path(), "partition", ".svg"))
+    words, picture = sheets.show_partition(chosen, out or _free(Path(), "partition", ".svg"))
     typer.echo(words)
     typer.echo(f"\nPicture: {picture}")
 

@@ -7,41 +7,33 @@ noise, `clients/` holds each client's own ledger and what it released.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from safetensors.torch import save
 from torch import Tensor
 
-import feddpms
 from feddpms import config, records
-from feddpms.algorithms import FedDPMS
-from feddpms.algorithms.correction import require_optimizer
-from feddpms.algorithms.precision import require_precision
-from feddpms.algorithms.private import require_private_training
 from feddpms.config import Run
-from feddpms.data import Dataset, counts, describe, levels, load, split, table
+from feddpms.data import Dataset, load
 from feddpms.engine import Crew, Outcome, Progress, Workers, cores, require_engine, simulate
-from feddpms.engine.loop import size_of_cohort, visible
+from feddpms.engine.loop import size_of_cohort
 from feddpms.errors import ConfigError, RunFolderError
 from feddpms.folder import CHECKPOINT, Writing, forget_checkpoint
-from feddpms.models import Plan, build, trunk
-from feddpms.privacy import Ledger, calibrate, claim, source
-from feddpms.records import PartitionRecord, PrivacyRecord, RoundRecord, RunRecord
-from feddpms.report import page, plots
+from feddpms.prepare import Prepared, prepare
+from feddpms.privacy import Ledger, claim
+from feddpms.records import PrivacyRecord, RoundRecord
+from feddpms.report import page
 from feddpms.report.load import find
 from feddpms.rng import Rng
-from feddpms.synthesis import Drawing
-from feddpms.types import Memory, Shard, Task, Tree
+from feddpms.sheets import sheet
+from feddpms.types import Tree
 
 OnRound = Callable[[RoundRecord], None]
 WORTH_WORKERS = 200_000
 """examples to train on, all passes counted, that take longer than starting worker processes"""
-SHEET = 8
-"""images of a class on the sheet"""
 
 
 @dataclass(frozen=True)
@@ -198,123 +190,6 @@ def _go_on_all(
     return done
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What a run starts from."""
-
-    shards: list[Shard]
-    task: Task
-    net: torch.nn.Module
-    first: tuple[RunRecord | PartitionRecord, ...]
-
-
-def prepare(settings: Run, data: Dataset, train: bool = True) -> Prepared:
-    """Split the data, build the network, and check all that can be checked before training.
-
-    Args:
-        settings: what is run.
-        data: on which data.
-        train: check what is released as well; an audit draws no noise and needs no library for it.
-
-    Raises:
-        ConfigError: settings do not fit the data or one another.
-    """
-    rng, part = Rng(settings.seed), settings.partition
-    labels = data.train.y.numpy()
-    parts = split(labels, len(data.classes), part, rng)
-    shards = [Shard(data.train.x[i], data.train.y[i]) for i in map(torch.from_numpy, parts)]
-    net = build(_shape(data), len(data.classes), settings.net, rng.at("initial weights"))
-    plan = Plan(_shape(data), len(data.classes), settings.net)
-    task = Task(len(data.classes), len(shards), settings.rounds, net.latent, plan)
-    require_optimizer(settings.method, settings.local)
-    # Complains about settings that do not fit the run.
-    settings.method.start(visible(settings.method, net.state_dict()), task)
-    private, engine = settings.privacy.training.kind != "none", settings.engine
-    require_precision(settings.local, engine.device, private, engine.clients_at_once > 1)
-    if train:
-        _check_privacy(settings)
-    first = RunRecord(
-        version=feddpms.__version__,
-        method=config.method_name(settings.method),
-        data=data.name,
-        seed=settings.seed,
-        clients=len(shards),
-        rounds=settings.rounds,
-        classes=data.classes,
-        parameters=sum(v.numel() for v in trunk(dict(net.named_parameters())).values()),
-        train_examples=sum(map(len, shards)),
-        test_examples=len(data.test),
-        partition=describe(part),
-    )
-    if settings.privacy.noise == "secure":  # clients that could be real: nobody knows their split
-        return Prepared(shards, task, net, (first,))
-    held = levels(counts(labels, parts, len(data.classes))).tolist()
-    return Prepared(shards, task, net, (first, PartitionRecord(levels=tuple(map(tuple, held)))))
-
-
-def _check_privacy(settings: Run) -> None:
-    """Check that what is released, and how, fits together and its target."""
-    method, privacy, training = settings.method, settings.privacy, settings.privacy.training
-    norm = settings.net.norm if settings.net.kind == "conv" else "none"
-    require_private_training(method, privacy, norm, settings.local)
-    drawing = method.synthesis if isinstance(method, FedDPMS) else Drawing()
-    if drawing.spread == "released" and privacy.release != "class_sum":
-        raise ConfigError(
-            'method.synthesis.spread="released" needs privacy.release=class_sum, got '
-            f"{privacy.release}; choose one of them"
-        )
-    if privacy.max_epsilon and method.about.scope != "local":
-        _check_budget(settings)
-    calibrate(privacy, settings.rounds * settings.local.epochs * training.steps_per_epoch)
-    source(privacy.noise, Rng(0).numpy())  # complains if its library is missing
-
-
-def _check_budget(settings: Run) -> None:
-    """Refuse a budget that the first reply would break."""
-    privacy, method = settings.privacy, settings.method
-    lacking = {
-        "privacy.training.kind=dpsgd": privacy.training.kind != "none",
-        "privacy.tuned_on=public": privacy.tuned_on == "public",
-        "privacy.release other than paper": privacy.release != "paper",
-        "a method other than central": method.about.scope != "pooled",
-    }
-    if not all(lacking.values()):
-        needs = " and ".join(name for name, met in lacking.items() if not met)
-        raise ConfigError(
-            f"privacy.max_epsilon={privacy.max_epsilon:g} needs {needs}: no budget covers what is "
-            "in the clear; set it, or lift the budget"
-        )
-
-
-def show_partition(settings: Run, picture: Path) -> tuple[str, Path]:
-    """The class histogram of each client as text, and as a picture in a new file.
-
-    Args:
-        settings: data and partition.
-        picture: a path that ends in .svg or .png.
-
-    Raises:
-        FeddpmsError: the data or the partition is not as it should be, or the file exists.
-    """
-    if picture.suffix not in (".svg", ".png"):
-        raise RunFolderError(f"expected a picture name that ends in .svg or .png, got {picture}")
-    if picture.exists():
-        raise RunFolderError(f"{picture} exists; choose another name for the picture")
-    data = load(settings.data, Rng(settings.seed))
-    labels = data.train.y.numpy()
-    parts = split(labels, len(data.classes), settings.partition, Rng(settings.seed))
-    held = counts(labels, parts, len(data.classes))
-    svg = picture.suffix == ".svg"
-    drawn = (plots.partition_svg if svg else plots.partition_png)(held.tolist(), data.classes)
-    try:
-        records.write_file(picture, drawn.encode() if isinstance(drawn, str) else drawn)
-    except OSError as error:
-        raise RunFolderError(
-            f"expected a place for a picture, got {picture}: {error.strerror}; choose another"
-        ) from None
-    return table(held, data.classes), picture
-
-
 def new_folder(path: Path) -> Path:
     """Make a folder, or take an empty one.
 
@@ -450,51 +325,3 @@ def _finish(folder: Path, outcome: Outcome, images: dict[str, Tensor], noise: st
     if images:
         records.write_file(folder / "images.safetensors", save(images, simulated))
     page.write(find([folder]), folder / "report.html")
-
-
-def sheet(data: Dataset, memories: Mapping[int, Memory]) -> dict[str, Tensor]:
-    """Test images and synthetic images by class, as bytes; empty if no method made any.
-
-    Of each client a few of a class, so that no more than one memory is looked at a time.
-
-    Returns:
-        `real` and `synthetic` uint8 [classes, SHEET, channels, height, width], and
-        `synthetic_count` int64 [classes].
-    """
-    classes, pool = len(data.classes), list[Shard]()
-    for client in sorted(memories):
-        made = memories[client].synthetic
-        if made is not None and len(made):
-            pool.append(_few(made, classes, -(-10 * SHEET // len(memories))))
-    if not pool:
-        return {}
-    real, _ = _rows(data.test, classes)
-    every = Shard(torch.cat([s.x for s in pool]), torch.cat([s.y for s in pool]))
-    synthetic, filled = _rows(every, classes)
-    return {"real": real, "synthetic": synthetic, "synthetic_count": filled}
-
-
-def _rows(shard: Shard, classes: int) -> tuple[Tensor, Tensor]:
-    """Up to SHEET images of each class, evenly taken, and how many there are."""
-    few = _few(shard, classes, SHEET)
-    rows = torch.zeros(classes, SHEET, *shard.x.shape[1:], dtype=torch.uint8)
-    filled = torch.bincount(few.y, minlength=classes)
-    for c in range(classes):
-        rows[c, : int(filled[c])] = (few.x[few.y == c] * 255).round().to(torch.uint8)
-    return rows, filled
-
-
-def _few(shard: Shard, classes: int, most: int) -> Shard:
-    """Up to `most` examples of each class, evenly taken."""
-    kept = []
-    for c in range(classes):
-        places = (shard.y == c).nonzero().flatten()
-        kept.append(places[:: max(1, len(places) // most)][:most])
-    chosen = torch.cat(kept)
-    return Shard(shard.x[chosen], shard.y[chosen])
-
-
-def _shape(data: Dataset) -> tuple[int, int, int]:
-    """Channels, height, width of an image."""
-    channels, height, width = data.train.x.shape[1:]
-    return channels, height, width

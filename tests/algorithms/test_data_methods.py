@@ -10,6 +10,7 @@ from feddpms import config, runs
 from feddpms.algorithms import FedDG, FedProx, Moon, Zdac, Zdas
 from feddpms.data import load
 from feddpms.errors import ConfigError
+from feddpms.prepare import prepare
 from feddpms.rng import Rng
 from small import TASK, small_net
 
@@ -43,7 +44,7 @@ def test_a_network_without_running_statistics_is_refused_before_anything_is_writ
 @pytest.mark.parametrize("name", ["zdac", "zdas+moon"])
 def test_what_is_checked_before_a_run_is_the_network_of_the_run(name):
     settings = config.parse({"method": name, "rounds": 4, "data": {"fraction": 0.1}})
-    prepared = runs.prepare(settings, load(settings.data, Rng(0)))
+    prepared = prepare(settings, load(settings.data, Rng(0)))
     again = prepared.task.network.build().state_dict()
     assert {k: v.shape for k, v in prepared.net.state_dict().items()} == {
         k: v.shape for k, v in again.items()

@@ -15,6 +15,7 @@ from feddpms.algorithms.fit import fit
 from feddpms.config import Run
 from feddpms.engine import Crew, Engine, Workers, simulate
 from feddpms.errors import ConfigError
+from feddpms.prepare import prepare
 from feddpms.privacy import DpTraining, Ledger, Privacy
 from feddpms.rng import Rng
 from small import LOOSE, TASK, client, small_net, three_shards, unseen
@@ -140,7 +141,7 @@ def test_private_training_takes_a_public_number_of_steps():
     settings = replace(Run(), net=net, privacy=privacy, local=UNEVEN, method=FedAvg())
     data = runs.load(settings.data, Rng(0))
     with pytest.raises(ConfigError, match=r"needs local\.epochs_range=") as told:
-        runs.prepare(settings, data)
+        prepare(settings, data)
     assert "\n" not in str(told.value)
 
 

@@ -21,7 +21,7 @@ import pytest
 from plant import planted
 from safetensors import safe_open
 
-from feddpms import runs
+from feddpms import prepare
 from feddpms.algorithms import fit
 from feddpms.cli import main
 from feddpms.engine import loop
@@ -316,7 +316,7 @@ def test_the_search_finds(name, place, tmp_path):
 
 
 def test_the_search_finds_counts_in_a_record_and_in_the_report(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "levels", lambda counts: counts)
+    monkeypatch.setattr(prepare, "levels", lambda counts: counts)
     found = search(go(place, str(tmp_path), *SHORT))
     assert {f"records.jsonl: count {c}" for c in COUNTS.ravel() if c} <= set(found)
     assert any(f.startswith("report.html: count") for f in found)

@@ -32,6 +32,7 @@ from feddpms.engine import Crew, Engine, simulate
 from feddpms.engine.grid import unfold
 from feddpms.errors import ConfigError, PrivacyError
 from feddpms.models import NetSettings, VaeSettings, build, trunk
+from feddpms.prepare import prepare
 from feddpms.privacy import DpTraining, Ledger, Privacy, calibrate, epsilon, mechanism
 from feddpms.privacy.calibrate import Multipliers
 from feddpms.privacy.ledger import read as ledger_entries
@@ -571,7 +572,7 @@ def test_every_client_trains_at_the_noise_of_the_whole_run(name, finished):
     }
     assert all({k: e[k] for k in want} == want for e in updates)
     data = runs.load(result.settings.data, Rng(result.settings.seed))
-    sizes = [len(s) for s in runs.prepare(result.settings, data).shards]
+    sizes = [len(s) for s in prepare(result.settings, data).shards]
     assert max(sizes) > 1.2 * min(sizes)
 
 
