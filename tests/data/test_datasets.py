@@ -83,8 +83,49 @@ def test_fraction_rounds_half_up_and_keeps_at_least_one(arrays, fraction, kept):
     assert part.classes == tuple("01234"), "classes are of the set, not of the fraction"
 
 
+def test_validation_stands_for_the_test_set_and_is_trained_on_by_nobody(arrays):
+    whole = load(Data(name="npz", dir=arrays, fraction=0.5), Rng(3))
+    part = load(Data(name="npz", dir=arrays, fraction=0.5, validation=0.25), Rng(3))
+    held = (part.test.x[:, 0, 0, 0] * 255).round().int().tolist()
+    assert len(held) == 25
+    assert sorted(held + rows(part)) == rows(whole), "of what was taken, and nothing twice"
+    assert rows(part) == sorted(rows(part))
+    assert held == sorted(held)
+    assert held != rows(whole)[:25]
+    for shard, kept in ((part.train, rows(part)), (part.test, held)):
+        assert torch.equal(shard.y, torch.tensor(kept) % 5)
+    assert part.name == "npz, validation 0.25"
+
+
+def test_validation_depends_on_the_seed_and_on_no_other_stream(arrays):
+    def held(seed, *streams):
+        rng = Rng(seed)
+        for stream in streams:
+            rng.numpy(stream).random(10)
+        return load(Data(name="npz", dir=arrays, validation=0.1), rng).test.y.tolist()
+
+    assert held(3) == held(3, "fraction", "partition", "validation")
+    assert held(3) != held(4)
+
+
+@pytest.mark.parametrize("part", [0.001, 0.999])
+def test_validation_leaves_some_to_train_and_some_to_score(arrays, part):
+    with pytest.raises(ConfigError, match=r"must hold out some of 200 .* and leave some") as told:
+        load(Data(name="npz", dir=arrays, validation=part), Rng(0))
+    assert "\n" not in str(told.value)
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"fraction": 0.0}, {"fraction": 1.1}, {"size": 30}, {"size": 0}, {"nmae": "digits"}]
+    "wrong",
+    [
+        {"validation": -0.1},
+        {"validation": 1.0},
+        {"fraction": 0.0},
+        {"fraction": 1.1},
+        {"size": 30},
+        {"size": 0},
+        {"nmae": "digits"},
+    ],
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ValidationError):

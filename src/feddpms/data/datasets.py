@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Gt, Le, MultipleOf
+import torch
+from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 
 from feddpms.data import cifar, folder, hub, idx, npz
 from feddpms.data.shards import Choose, Parts
@@ -23,9 +24,10 @@ class Dataset:
     """A loaded data set.
 
     Attributes:
-        name: the name it was asked for by.
+        name: the name it was asked for by, and the part of training that stands for the test set.
         train: examples to be split over the clients.
-        test: examples that every client's and the server's model is measured on.
+        test: examples that every client's and the server's model is measured on: the test set, or
+            training examples held out in its place.
         classes: class names, in the order of the labels; fixed by the data set, never by what a
             client holds or by the fraction that was taken.
     """
@@ -46,6 +48,9 @@ class Data:
     """Folder or file of the data set; digits needs none."""
     fraction: Annotated[float, Gt(0), Le(1)] = 1.0
     """Part of the training data to use, in (0, 1], chosen at random; the test set stays whole."""
+    validation: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Part of what was taken, in [0, 1), that is held out and scored in place of the test set: for
+    choosing settings without a look at it; 0 for the test set."""
     size: Annotated[int, Ge(4), MultipleOf(4)] = 32
     """Side length in pixels, a multiple of 4, that folder and hf:NAME resize images to."""
 
@@ -122,7 +127,7 @@ def load(data: Data, rng: Rng) -> Dataset:
 
     Args:
         data: which data set, and how much of it.
-        rng: the run's random streams; "fraction" is used.
+        rng: the run's random streams; "fraction" and "validation" are used.
 
     Returns:
         The data set, decoded.
@@ -152,7 +157,23 @@ def load(data: Data, rng: Rng) -> Dataset:
             raise DataError(
                 f'data set "{data.name}": expected {name} examples, got none; get it again'
             )
-    return Dataset(data.name, train, test, classes)
+    if not data.validation:
+        return Dataset(data.name, train, test, classes)
+    train, test = _held_out(train, data.validation, rng)
+    return Dataset(f"{data.name}, validation {data.validation:g}", train, test, classes)
+
+
+def _held_out(train: Shard, part: float, rng: Rng) -> tuple[Shard, Shard]:
+    """Training examples without a uniform sample of them, and that sample, each in order."""
+    count, n = math.floor(part * len(train) + 0.5), len(train)
+    if not 0 < count < n:
+        raise ConfigError(
+            f"data.validation={part:g} must hold out some of {n} training examples and leave some, "
+            f"got {count}; change it, or take a larger data.fraction"
+        )
+    held = torch.zeros(n, dtype=torch.bool)
+    held[torch.from_numpy(rng.numpy("validation").choice(n, count, replace=False))] = True
+    return Shard(train.x[~held], train.y[~held]), Shard(train.x[held], train.y[held])
 
 
 def available(given: str = "") -> list[tuple[str, str, bool, str]]:
