@@ -3,20 +3,18 @@
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
-from feddpms import cli_privacy
+from feddpms import cli_experiment, cli_privacy
 from feddpms.cli_privacy import columns
 from feddpms.errors import ConfigError, FeddpmsError
+from feddpms.terminal import ShownProgress, absolute, count, free, numbers_or_names
 
 if TYPE_CHECKING:
-    from feddpms.config import Run
-    from feddpms.records import RoundRecord
     from feddpms.runs import Result
 
 app = typer.Typer(
@@ -122,9 +120,9 @@ def run(
     given = _given(data, data_dir, fraction, clients, partition, beta, rounds, local_epochs)
     settings = config.parse(_values(config_file, {**given, "method": method, "seed": seed}, set_))
     name = f"{settings.data.name}-{config.method_name(settings.method)}-seed{settings.seed}"
-    folder = out or _free(Path("runs"), name)
-    with _Progress() as start:
-        result = runs.run(settings, folder, start(settings), _count(workers))
+    folder = out or free(Path("runs"), name)
+    with ShownProgress() as start:
+        result = runs.run(settings, folder, start(settings), count(workers))
     typer.echo(_table([folder]))
     typer.echo(f"\nPrivacy. {result.claim}")
     typer.echo(f"\nPage: {folder / 'report.html'}")
@@ -170,14 +168,14 @@ def compare(
     from feddpms import config, runs
 
     given = _given(data, data_dir, fraction, clients, partition, beta, rounds, local_epochs)
-    names = _list("--methods", methods, str)
+    names = numbers_or_names("--methods", methods, str)
     shared, own = _by_method(names, set_ or [])
     settings = config.parse(_values(config_file, given, shared))
     cells = [config.override(config.method_values(n), own[n]) for n in names]
-    folder = out or _free(Path("runs"), f"{settings.data.name}-compare")
-    with _Progress() as start:
-        numbers = _list("--seeds", seeds, int)
-        runs.compare(settings, cells, numbers, folder, start, _count(workers))
+    folder = out or free(Path("runs"), f"{settings.data.name}-compare")
+    with ShownProgress() as start:
+        numbers = numbers_or_names("--seeds", seeds, int)
+        runs.compare(settings, cells, numbers, folder, start, count(workers))
     typer.echo(_table([folder]))
     typer.echo(f"\nPage: {folder / 'report.html'}")
 
@@ -192,8 +190,8 @@ def resume(
     """Go on with a run or a comparison that was stopped; it ends in the same bytes."""
     from feddpms import runs
 
-    with _Progress() as start:
-        done = runs.resume(folder, start, _count(workers))
+    with ShownProgress() as start:
+        done = runs.resume(folder, start, count(workers))
     typer.echo(_table([folder]))
     typer.echo(f"\nFinished now: {len(done)}. Page: {folder / 'report.html'}")
     if (folder / "run.toml").exists():
@@ -255,7 +253,7 @@ def partition(
 
     given = _given(data, data_dir, fraction, clients, partition, beta, None, None)
     chosen = config.parse(_values(config_file, {**given, "seed": seed}, set_))
-    words, picture = sheets.show_partition(chosen, out or _free(Path(), "partition", ".svg"))
+    words, picture = sheets.show_partition(chosen, out or free(Path(), "partition", ".svg"))
     typer.echo(words)
     typer.echo(f"\nPicture: {picture}")
 
@@ -287,6 +285,7 @@ def report(
     typer.echo(f"\nPage: {target}")
 
 
+app.command()(cli_experiment.experiment)
 app.command()(cli_privacy.ledger)
 app.command()(cli_privacy.calibrate)
 app.add_typer(cli_privacy.audit, name="audit")
@@ -361,16 +360,8 @@ def _values(
     for table, name in (("data", "dir"), ("partition", "path")):
         found = values.get(table)
         if isinstance(found, dict) and isinstance(found.get(name), str) and found[name]:
-            values[table] = {**found, name: _absolute(found[name])}
+            values[table] = {**found, name: absolute(found[name])}
     return values
-
-
-def _absolute(path: str) -> str:
-    """A path that stays right when `run.toml` is run from another folder."""
-    try:
-        return str(Path(path).expanduser().absolute())
-    except RuntimeError as error:
-        raise ConfigError(f"expected a path, got {path}: {error}; give it in full") from None
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
@@ -404,38 +395,6 @@ def _by_method(names: list[str], assignments: list[str]) -> tuple[list[str], dic
     return shared, own
 
 
-def _list(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
-    """A comma-separated option."""
-    try:
-        items = [kind(part.strip()) for part in text.split(",") if part.strip()]
-    except ValueError:
-        items = []
-    if (
-        not items
-        or len(set(items)) < len(items)
-        or any(isinstance(i, int) and i < 0 for i in items)
-    ):
-        what = "different numbers >= 0" if kind is int else "different names"
-        raise ConfigError(f'{option}: expected {what} with commas between, got "{text}"')
-    return items
-
-
-def _count(workers: str) -> int | None:
-    """A number of processes; None for auto."""
-    if workers != "auto" and not (workers.isascii() and workers.isdigit() and int(workers)):
-        raise ConfigError(f"--workers: expected auto or a number above 0, got {workers}")
-    return None if workers == "auto" else int(workers)
-
-
-def _free(parent: Path, name: str, suffix: str = "") -> Path:
-    """The first of name, name-2, name-3 ... that does not exist."""
-    path, n = parent / f"{name}{suffix}", 1
-    while path.exists():
-        n += 1
-        path = parent / f"{name}-{n}{suffix}"
-    return path
-
-
 def _table(folders: list[Path], markdown: bool = False) -> str:
     """The table of the runs in these folders."""
     from feddpms.report.compare import compare as group
@@ -443,49 +402,3 @@ def _table(folders: list[Path], markdown: bool = False) -> str:
     from feddpms.report.load import find
 
     return (markdown_table if markdown else text_table)(group(find(folders)))
-
-
-class _Progress:
-    """A bar with round, accuracy, loss and time left; silent where nobody watches."""
-
-    def __enter__(self) -> Callable[["Run"], Callable[["RoundRecord"], None] | None]:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("round {task.fields[round]}"),
-            TextColumn("accuracy {task.fields[accuracy]}"),
-            TextColumn("loss {task.fields[loss]}"),
-            TextColumn("{task.fields[speed]} images/s"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.bar.start()
-        return self._start
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def _start(self, run: "Run") -> Callable[["RoundRecord"], None]:
-        from feddpms.config import method_name
-
-        name = f"{method_name(run.method)} seed {run.seed}"
-        task = self.bar.add_task(
-            name, total=run.rounds, round=f"0/{run.rounds}", accuracy="-", loss="-", speed="-"
-        )
-
-        def show(record: "RoundRecord") -> None:
-            self.bar.update(
-                task,
-                completed=record.round,
-                round=f"{record.round}/{run.rounds}",
-                accuracy=f"{record.test_accuracy:.1%}",
-                loss=f"{record.test_loss:.3f}",
-                speed=f"{record.timing.get('images_per_second', 0):,.0f}",
-            )
-
-        return show

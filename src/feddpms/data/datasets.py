@@ -136,14 +136,6 @@ def load(data: Data, rng: Rng) -> Dataset:
         ConfigError: the name is unknown, or the settings lack what it needs.
         DataError: a file is missing, broken, or not what it claims to be.
     """
-    key = f"{HUB}NAME" if data.name.startswith(HUB) else data.name
-    if key not in DATASETS:
-        raise ConfigError(unknown("data set", data.name, DATASETS))
-    if data.dir and key in ("digits", f"{HUB}NAME"):
-        raise ConfigError(
-            f'data set "{data.name}": expected no data.dir (--data-dir), got {data.dir}; leave it '
-            "out, or name the data set that lies there with --data"
-        )
 
     def choose(n: int) -> np.ndarray:
         if data.fraction == 1:
@@ -151,7 +143,7 @@ def load(data: Data, rng: Rng) -> Dataset:
         kept = max(math.floor(data.fraction * n + 0.5), 1)
         return np.sort(rng.numpy("fraction").choice(n, kept, replace=False))
 
-    train, test, classes = DATASETS[key].read(data, choose)
+    train, test, classes = _source(data).read(data, choose)
     for part, name in ((train, "training"), (test, "test")):
         if not len(part):
             raise DataError(
@@ -161,6 +153,39 @@ def load(data: Data, rng: Rng) -> Dataset:
         return Dataset(data.name, train, test, classes)
     train, test = _held_out(train, data.validation, rng)
     return Dataset(f"{data.name}, validation {data.validation:g}", train, test, classes)
+
+
+def training_rows(data: Data) -> int:
+    """How many training examples a data set has where it lies, before a fraction is taken.
+
+    Raises:
+        FeddpmsError: as `load`.
+    """
+    counts = list[int]()
+
+    def choose(n: int) -> np.ndarray:
+        counts.append(n)
+        return np.arange(min(n, 1))
+
+    _source(data).read(data, choose)
+    return counts[0]
+
+
+def _source(data: Data) -> Source:
+    """Where a data set comes from.
+
+    Raises:
+        ConfigError: the name is unknown, or `data.dir` is given to one that takes none.
+    """
+    key = f"{HUB}NAME" if data.name.startswith(HUB) else data.name
+    if key not in DATASETS:
+        raise ConfigError(unknown("data set", data.name, DATASETS))
+    if data.dir and key in ("digits", f"{HUB}NAME"):
+        raise ConfigError(
+            f'data set "{data.name}": expected no data.dir (--data-dir), got {data.dir}; leave it '
+            "out, or name the data set that lies there with --data"
+        )
+    return DATASETS[key]
 
 
 def _held_out(train: Shard, part: float, rng: Rng) -> tuple[Shard, Shard]:

@@ -199,9 +199,9 @@ def _row(label: str, folders: list[RunFolder]) -> Row:
     steps = [run_steps(run) for run in runs]
     return replace(
         row,
-        accuracy=_spread(run.rounds[-1].test_accuracy for run in runs),
-        last_five=_spread(statistics.fmean(r.test_accuracy for r in run.last) for run in runs),
-        loss=_spread(run.rounds[-1].test_loss for run in runs),
+        accuracy=spread(run.rounds[-1].test_accuracy for run in runs),
+        last_five=spread(statistics.fmean(r.test_accuracy for r in run.last) for run in runs),
+        loss=spread(run.rounds[-1].test_loss for run in runs),
         bytes_up=_mean(runs, lambda r: r.bytes_up) / runs[0].run.rounds,
         bytes_down=_mean(runs, lambda r: r.bytes_down) / runs[0].run.rounds,
         bytes_total=_mean(runs, lambda r: r.bytes_up + r.bytes_down),
@@ -222,7 +222,7 @@ def _mean(runs: Sequence[RunFolder], value: Callable[[RoundRecord], float]) -> f
     return statistics.fmean(sum(value(r) for r in run.rounds) for run in runs)
 
 
-def _spread(values: Iterable[float]) -> Spread:
+def spread(values: Iterable[float]) -> Spread:
     """Mean and sample standard deviation."""
     values = list(values)
     sd = statistics.stdev(values) if len(values) > 1 else None
@@ -237,9 +237,12 @@ def _difference(row: Row, reference: Row) -> Difference | None:
         for f in row.runs
         if (f.run.seed, f.partition) in base
     ]
-    if not gains:
-        return None
-    s = _spread(gains)
+    return paired(gains) if gains else None
+
+
+def paired(gains: Sequence[float]) -> Difference:
+    """Mean difference, with a 95 % t interval where there are several."""
+    s = spread(gains)
     if s.sd is None:
         return Difference(s.mean, None, s.n, None, None)
     from scipy.stats import t  # a second to import, and only several seeds need it
@@ -407,14 +410,14 @@ def markdown_table(groups: Iterable[Group]) -> str:
     out: list[str] = []
     for group in groups:
         out += [f"**{_mark(group.caption)}**", ""]
-        out += [*_markdown(quality_cells(group)), "", *_markdown(cost_cells(group)), ""]
+        out += [*markdown_rows(quality_cells(group)), "", *markdown_rows(cost_cells(group)), ""]
         if lines := left_out_lines(group):
             out += ["Left out of the means:", "", *(f"- {_mark(line)}" for line in lines), ""]
         out += [NOTE, ""]
     return "\n".join(out)
 
 
-def _markdown(cells: Cells) -> list[str]:
+def markdown_rows(cells: Cells) -> list[str]:
     """One table, numbers to the right."""
     lines = ["| " + " | ".join(map(_mark, row)) + " |" for row in cells]
     rule = "|---|" + "---:|" * (len(cells[0]) - 1)

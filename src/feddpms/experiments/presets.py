@@ -1,0 +1,227 @@
+"""The paper's tables and figures, and what is asked beyond them, as runs to be made."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from feddpms.config import Values, merge, method_values
+
+DATA = ("fmnist", "cifar10", "cifar100")
+WHOLE = {"fmnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
+"""training examples of the whole data set"""
+METHODS = ("fedavg", "fedprox", "fedmix", "moon", "feddpms")
+BETAS = (0.1, 0.2, 0.3, 0.4, 0.5)
+PRELIMINARY = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+"""parts of all rounds"""
+LAMBDAS = (0.0005, 0.005, 0.05, 0.5)
+EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 1000.0)
+"""the last one is as good as no noise"""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the runs are.
+
+    Attributes:
+        fraction: part of the training data, in (0, 1].
+        rounds: rounds of communication.
+        epochs: local epochs in a round.
+        width: factor on the network's channels.
+    """
+
+    fraction: float
+    rounds: int
+    epochs: int
+    width: float
+
+
+SCALES = {"paper": Scale(1.0, 50, 5, 1.0), "laptop": Scale(0.1, 25, 3, 0.5)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run to be made.
+
+    Attributes:
+        values: its settings, as `config.parse` takes them, without where the data lie.
+        ablation: what is left out of or changed in the method, in words; None for the method.
+    """
+
+    values: Values
+    ablation: str | None = None
+
+    @property
+    def data(self) -> str:
+        """Name of the data set."""
+        return self.values["data"]["name"]
+
+    @property
+    def beta(self) -> float:
+        """Dirichlet concentration."""
+        return self.values["partition"]["beta"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure.
+
+    Attributes:
+        description: what it shows, in one line.
+        cells: the runs of one seed.
+    """
+
+    description: str
+    cells: Callable[[Scale, int], list[Cell]]
+
+
+def cell(
+    scale: Scale,
+    seed: int,
+    data: str,
+    method: str,
+    beta: float = 0.5,
+    clients: int = 10,
+    fraction: float = 0.0,
+    ablation: str | None = None,
+    changes: Values | None = None,
+) -> Cell:
+    """A run of a scale.
+
+    Args:
+        scale: how large it is.
+        seed: the run's.
+        data: data set.
+        method: its name, such as `feddpms+moon`.
+        beta: Dirichlet concentration.
+        clients: how many share the data.
+        fraction: part of the training data; 0 for the scale's.
+        ablation: what is changed, in words.
+        changes: of the settings, laid over them.
+    """
+    values = {
+        "seed": seed,
+        "rounds": scale.rounds,
+        "method": method_values(method),
+        "data": {"name": data, "fraction": fraction or scale.fraction},
+        "partition": {"beta": beta, "clients": clients},
+        "net": {"width": scale.width},
+        "local": {"epochs": scale.epochs},
+    }
+    return Cell(merge(values, changes or {}), ablation)
+
+
+def _table1(scale: Scale, seed: int) -> list[Cell]:
+    """Five methods on three data sets."""
+    return [cell(scale, seed, data, method) for data in DATA for method in METHODS]
+
+
+def _figure2(scale: Scale, seed: int) -> list[Cell]:
+    """The same for each beta."""
+    return [cell(scale, seed, d, m, beta) for d in DATA for beta in BETAS for m in METHODS]
+
+
+def _table2(scale: Scale, seed: int) -> list[Cell]:
+    """Ten to fifty clients, who have as much each."""
+    return [
+        cell(scale, seed, "cifar100", method, clients=n, fraction=n / 100)
+        for n in (10, 20, 30, 40, 50)
+        for method in METHODS
+    ]
+
+
+def _figure3(scale: Scale, seed: int) -> list[Cell]:
+    """Curves of all methods, FedDPMS with three numbers of preliminary rounds."""
+    others = [cell(scale, seed, d, m) for d in DATA for m in METHODS if m != "feddpms"]
+    return others + _preliminary_of(scale, seed, DATA, (0.3, 0.4, 0.5))
+
+
+def _preliminary(scale: Scale, seed: int) -> list[Cell]:
+    """How long the auto-encoder is trained before anything is released."""
+    return _preliminary_of(scale, seed, DATA, PRELIMINARY)
+
+
+def _preliminary_of(
+    scale: Scale, seed: int, sets: Sequence[str], parts: Sequence[float]
+) -> list[Cell]:
+    """FedDPMS with these parts of all rounds before the release."""
+    counts = [max(1, round(part * scale.rounds)) for part in parts]
+    return [
+        cell(
+            scale,
+            seed,
+            data,
+            "feddpms",
+            ablation=f"{n} preliminary rounds",
+            changes={"method": {"preliminary_rounds": n}},
+        )
+        for data in sets
+        for n in counts
+    ]
+
+
+def _lambda(scale: Scale, seed: int) -> list[Cell]:
+    """How much the auto-encoder's loss weighs."""
+    return [
+        cell(
+            scale,
+            seed,
+            data,
+            "feddpms",
+            ablation=f"lambda {w:g}",
+            changes={"method": {"vae": {"weight": w}}},
+        )
+        for data in DATA
+        for w in LAMBDAS
+    ]
+
+
+def _privacy(scale: Scale, seed: int) -> list[Cell]:
+    """What the release's noise costs."""
+    return [
+        cell(
+            scale,
+            seed,
+            data,
+            "feddpms",
+            ablation=f"epsilon {e:g}",
+            changes={"privacy": {"target_epsilon": e}},
+        )
+        for data in DATA
+        for e in EPSILONS
+    ]
+
+
+def _ablation(scale: Scale, seed: int) -> list[Cell]:
+    """Where the gain comes from: nothing shared, no filter or one, real examples."""
+    cells = []
+    for data in DATA:
+        for beta in (0.1, 0.5):
+            cells += [cell(scale, seed, data, m, beta) for m in ("fedavg", "feddpms", "sharing")]
+            for words, change in {
+                "no synthesis": {"synthesis": {"per_class": 0}},
+                "global filter": {"synthesis": {"filter": "global"}},
+            }.items():
+                cells.append(
+                    cell(
+                        scale,
+                        seed,
+                        data,
+                        "feddpms",
+                        beta,
+                        ablation=words,
+                        changes={"method": change},
+                    )
+                )
+    return cells
+
+
+EXPERIMENTS = {
+    "table1": Experiment("five methods on three data sets, beta 0.5 (paper, table 1)", _table1),
+    "figure2": Experiment("the same for beta 0.1 to 0.5 (paper, figure 2)", _figure2),
+    "table2": Experiment("10 to 50 clients on CIFAR-100 (paper, table 2)", _table2),
+    "figure3": Experiment("curves; 30, 40, 50 % preliminary rounds (paper, figure 3)", _figure3),
+    "preliminary": Experiment("FedDPMS with 10 to 60 % preliminary rounds", _preliminary),
+    "lambda": Experiment("FedDPMS with the auto-encoder's weight 0.0005 to 0.5", _lambda),
+    "privacy": Experiment("FedDPMS with epsilon 0.1 to 16, and next to no noise", _privacy),
+    "ablation": Experiment("FedDPMS without its parts, and with real examples", _ablation),
+}
+"""Every experiment by the name that the command takes."""
