@@ -19,7 +19,7 @@ from feddpms.synthesis.knowledge import (
     lacking,
     told,
 )
-from feddpms.synthesis.matching import Matching, Release, match
+from feddpms.synthesis.matching import Matching, Release, match, preliminary_rounds
 from feddpms.synthesis.means import encode, release
 from feddpms.synthesis.mixing import averages, mixed, pooled
 from feddpms.synthesis.paper import paper_release
@@ -50,6 +50,7 @@ __all__ = [
     "mixed",
     "paper_release",
     "pooled",
+    "preliminary_rounds",
     "release",
     "require_inversion",
     "scarce",
