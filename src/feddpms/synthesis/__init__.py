@@ -23,6 +23,7 @@ from feddpms.synthesis.matching import Matching, Release, match, preliminary_rou
 from feddpms.synthesis.means import encode, release
 from feddpms.synthesis.mixing import averages, mixed, pooled
 from feddpms.synthesis.paper import paper_release
+from feddpms.synthesis.sharing import Pool, candidates, completed, shared, wanted
 from feddpms.synthesis.spectrum import amplitudes, interpolated, spectra, styled
 
 __all__ = [
@@ -31,11 +32,14 @@ __all__ = [
     "Guidance",
     "Inversion",
     "Matching",
+    "Pool",
     "Release",
     "Synthesis",
     "amplitudes",
     "averages",
     "balanced",
+    "candidates",
+    "completed",
     "encode",
     "extend",
     "fine_tune",
@@ -54,8 +58,10 @@ __all__ = [
     "release",
     "require_inversion",
     "scarce",
+    "shared",
     "spectra",
     "styled",
     "told",
+    "wanted",
     "warm_up",
 ]
