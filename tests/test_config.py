@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from feddpms import config
-from feddpms.algorithms import METHODS, FedAvg, FedDPMS, FedMix, FedProx, Moon, Training
+from feddpms.algorithms import METHODS, FedAvg, FedDPMS, FedMix, FedProx, Moon, Sharing, Training
 from feddpms.config import Run
 from feddpms.data import Data, Partition
 from feddpms.engine import Engine
@@ -134,6 +134,7 @@ OVERRIDES = [
     ("data.name=hf:user/set", Run(data=Data(name="hf:user/set"))),
     ("method.synthesis.per_class=3", Run(method=FedDPMS(synthesis=Drawing(per_class=3)))),
     ("method=moon", Run(method=Moon())),
+    ("method=sharing+fedprox", Run(method=Sharing(inner=FedProx()))),
     ("method=fedmix+moon", Run(method=FedMix(inner=Moon()))),
     ("method.inner=fedprox", Run(method=FedDPMS(inner=FedProx()))),
     ("method.inner.name=fedprox", Run(method=FedDPMS(inner=FedProx()))),
@@ -316,9 +317,10 @@ def test_a_data_method_wraps_every_training_method_that_it_can(outer, inner):
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize("method", [FedDPMS, Sharing])
 @pytest.mark.parametrize(("rounds", "first"), [(1, 0), (5, 5), (5, 9)])
-def test_the_preliminary_rounds_must_leave_some(rounds, first):
-    run = Run(rounds=rounds, method=FedDPMS(preliminary_rounds=first))
+def test_the_preliminary_rounds_must_leave_some(rounds, first, method):
+    run = Run(rounds=rounds, method=method(preliminary_rounds=first))
     with pytest.raises(ConfigError, match="preliminary_rounds must be below rounds"):
         start(run)
 

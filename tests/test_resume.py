@@ -30,6 +30,8 @@ CASES = {
     "feddg": {"name": "feddg"},
     "zdac": {"name": "zdac+moon", "inversion": {"steps": 5}},
     "zdas": {"name": "zdas", "inversion": {"steps": 5}},
+    "sharing": {"name": "sharing+moon", "preliminary_rounds": 1, "scarce_below": 0.9},
+    "sharing, some": {"name": "sharing", "preliminary_rounds": 1, "scarce_below": 0.9},
     "local": {"name": "local"},
     "central": {"name": "central"},
     "some": {"name": "feddpms+moon", "preliminary_rounds": 2},
@@ -45,7 +47,7 @@ def settings(case: str, **more):
         values["net"] = {"width": 0.25, "norm": "group"}
     if case == "pfnm":
         values["net"] = {"width": 0.25, "kind": "mlp"}
-    if case == "some":  # not all memories fit in memory
+    if case in ("some", "sharing, some"):  # not all memories fit in memory
         values["engine"] = {"cohort": 0.4}
     if case == "silent":  # two of three clients in rounds 2 and 4
         values["engine"] = {"dropout": 0.4}

@@ -7,7 +7,7 @@ import torch
 
 from contract.test_contract import MADE, go, same
 from feddpms import config, runs
-from feddpms.algorithms import FedDG, FedProx, Moon, Zdac, Zdas
+from feddpms.algorithms import FedDG, FedProx, Moon, Sharing, Zdac, Zdas
 from feddpms.data import load
 from feddpms.errors import ConfigError
 from feddpms.prepare import prepare
@@ -18,6 +18,7 @@ NEUTRAL = {
     "feddg": FedDG(weight=0),
     "zdac": Zdac(**{**MADE, "per_class": 0}),
     "zdas": Zdas(**MADE, steps=0),
+    "sharing": Sharing(per_class=0),
 }
 
 

@@ -22,6 +22,7 @@ from feddpms.algorithms import (
     Mixup,
     Moon,
     Scaffold,
+    Sharing,
     Training,
     Zdac,
     Zdas,
@@ -76,6 +77,8 @@ CASES: dict[str, Method] = {
     "zdac+moon": Zdac(**MADE, inner=Moon()),
     "zdas": Zdas(**MADE, steps=3),
     "zdas+fedprox": Zdas(**MADE, steps=3, inner=FedProx(mu=0.1)),
+    "sharing+moon": Sharing(preliminary_rounds=1, inner=Moon()),
+    "sharing+feddyn": Sharing(inner=settled(FedDyn)),
     "feddg+feddyn": FedDG(inner=settled(FedDyn)),
     "fedda+scaffold": FedDA(preliminary_rounds=2, inner=settled(Scaffold)),
 }
@@ -94,6 +97,7 @@ NEUTRAL = {
     "feddg": FedDG(weight=0),
     "zdac": Zdac(**{**MADE, "per_class": 0}),
     "zdas": Zdas(**MADE, steps=0),
+    "sharing": Sharing(per_class=0),
 }
 
 every_method = pytest.mark.parametrize("name", CASES)

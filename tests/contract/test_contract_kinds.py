@@ -6,7 +6,18 @@ from dataclasses import replace
 import pytest
 
 from contract import test_contract as contract
-from feddpms.algorithms import PFNM, FedAvg, FedDA, FedDG, FedDPMS, FedMA, FedMix, Moon, Scaffold
+from feddpms.algorithms import (
+    PFNM,
+    FedAvg,
+    FedDA,
+    FedDG,
+    FedDPMS,
+    FedMA,
+    FedMix,
+    Moon,
+    Scaffold,
+    Sharing,
+)
 from feddpms.algorithms.neurons import Prior
 from small import small_lenet, small_mlp, three_shards, unseen
 
@@ -17,6 +28,7 @@ CASES = {
         "pfnm": PFNM(),
         "pfnm, map": PFNM(posterior="map", prior=Prior(sigma0=10.0)),
         "fedmix+pfnm": FedMix(inner=PFNM()),
+        "sharing+pfnm": Sharing(inner=PFNM()),
     },
     "lenet": {
         **BOTH,
@@ -24,6 +36,7 @@ CASES = {
         "moon": Moon(),
         "fedmix": FedMix(),
         "feddg": FedDG(),
+        "sharing": Sharing(),
         "fedda": FedDA(preliminary_rounds=2),
     },
 }

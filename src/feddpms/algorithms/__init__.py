@@ -25,6 +25,7 @@ from feddpms.algorithms.mixup import Mixup as Mixup
 from feddpms.algorithms.moon import Moon as Moon
 from feddpms.algorithms.pfnm import PFNM as PFNM
 from feddpms.algorithms.scaffold import Scaffold as Scaffold
+from feddpms.algorithms.sharing import Sharing as Sharing
 from feddpms.algorithms.training import Training as Training
 from feddpms.algorithms.zdac import Zdac as Zdac
 from feddpms.algorithms.zdas import Zdas as Zdas

@@ -16,7 +16,6 @@ from feddpms.algorithms.fedavg import FedAvg
 from feddpms.algorithms.fit import load
 from feddpms.algorithms.method import About, Chosen, Client, require_training
 from feddpms.algorithms.trees import mean
-from feddpms.errors import ConfigError
 from feddpms.models import VaeSettings, split, trunk, vae_loss
 from feddpms.privacy import UPDATES
 from feddpms.synthesis import (
@@ -26,6 +25,7 @@ from feddpms.synthesis import (
     extend,
     match,
     paper_release,
+    preliminary_rounds,
     release,
 )
 from feddpms.types import Memory, Message, Task, Tree, settings
@@ -91,17 +91,9 @@ class FedDPMS:
     def start(self, model: Tree, task: Task) -> Bank:
         """The inner method on what is averaged every preliminary round."""
         require_training("feddpms", self.inner)
-        if self.preliminary(task) >= task.rounds:
-            raise ConfigError(
-                f"method.preliminary_rounds must be below rounds ({task.rounds}), got "
-                f"{self.preliminary(task)}; lower it or run more rounds"
-            )
+        preliminary_rounds(self.preliminary_rounds, task)  # complains if no round is left
         rest, decoder = split(model)
         return Bank(task, self.inner.start(rest, task), decoder)
-
-    def preliminary(self, task: Task) -> int:
-        """T_p of this run."""
-        return self.preliminary_rounds or max(1, round(0.4 * task.rounds))
 
     def ask(self, state: Bank, client: int, round: int) -> Message:
         """To train the auto-encoder, to share once, or to classify, with the means it needs."""
@@ -183,7 +175,7 @@ class FedDPMS:
 
     def _left(self, state: Bank) -> int:
         """Preliminary rounds still to come."""
-        return self.preliminary(state.task) - state.prepared
+        return preliminary_rounds(self.preliminary_rounds, state.task) - state.prepared
 
     def _due(self, state: Bank) -> bool:
         """Whether the decoder is averaged after this preliminary round."""

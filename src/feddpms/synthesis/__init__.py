@@ -19,10 +19,11 @@ from feddpms.synthesis.knowledge import (
     lacking,
     told,
 )
-from feddpms.synthesis.matching import Matching, Release, match
+from feddpms.synthesis.matching import Matching, Release, match, preliminary_rounds
 from feddpms.synthesis.means import encode, release
 from feddpms.synthesis.mixing import averages, mixed, pooled
 from feddpms.synthesis.paper import paper_release
+from feddpms.synthesis.sharing import Pool, candidates, completed, shared, wanted
 from feddpms.synthesis.spectrum import amplitudes, interpolated, spectra, styled
 
 __all__ = [
@@ -31,11 +32,14 @@ __all__ = [
     "Guidance",
     "Inversion",
     "Matching",
+    "Pool",
     "Release",
     "Synthesis",
     "amplitudes",
     "averages",
     "balanced",
+    "candidates",
+    "completed",
     "encode",
     "extend",
     "fine_tune",
@@ -50,11 +54,14 @@ __all__ = [
     "mixed",
     "paper_release",
     "pooled",
+    "preliminary_rounds",
     "release",
     "require_inversion",
     "scarce",
+    "shared",
     "spectra",
     "styled",
     "told",
+    "wanted",
     "warm_up",
 ]

@@ -7,7 +7,8 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from feddpms.types import Tree, settings
+from feddpms.errors import ConfigError
+from feddpms.types import Task, Tree, settings
 
 Release = Tree
 """What a client released: `classes` [r], `means` [r, latent], `counts` [classes], and `spreads` as
@@ -26,6 +27,21 @@ class Matching:
     """need the n least abundant classes (the paper); 0 for those below `scarce_below`"""
     scarce_below: Annotated[float, Gt(0)] = 0.5
     """a class is needed if its noisy count is under this fraction of the client's mean count"""
+
+
+def preliminary_rounds(chosen: int, task: Task) -> int:
+    """T_p, the rounds before clients share; `chosen` 0 takes 40 % of all, at least one.
+
+    Raises:
+        ConfigError: no round is left after them.
+    """
+    before = chosen or max(1, round(0.4 * task.rounds))
+    if before < task.rounds:
+        return before
+    raise ConfigError(
+        f"method.preliminary_rounds must be below rounds ({task.rounds}), got {before}; lower it "
+        "or run more rounds"
+    )
 
 
 def match(
