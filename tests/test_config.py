@@ -372,3 +372,49 @@ def test_a_file_that_is_missing_or_no_toml_is_one_line(tmp_path, content):
 def test_a_folder_is_no_settings_file(tmp_path):
     with pytest.raises(ConfigError, match="expected TOML"):
         config.load(tmp_path)
+
+
+# Presets
+
+
+@pytest.mark.parametrize(
+    "method", ["feddpms", {"name": "feddpms"}, {}, "feddpms+moon", {"name": "feddpms+moon"}]
+)
+def test_the_papers_preset_is_under_what_is_given(method):
+    values, (table,) = config.with_preset("paper", {"rounds": 7}, [method])
+    run = config.parse({**values, "method": table})
+    assert run.rounds == 7
+    assert run.privacy.release == "paper"
+    assert (run.method.matching.kind, run.method.matching.top_n, run.method.decoder_period) == (
+        *("pair", 3),
+        0,
+    )
+    assert (run.method.synthesis.spread, run.method.synthesis.amount) == (0.0, "per_class")
+    assert config.method_name(run.method) == (
+        "feddpms+moon" if "moon" in str(method) else "feddpms"
+    )
+
+
+def test_what_is_given_wins_over_a_preset():
+    own = {"name": "feddpms", "matching": {"top_n": 10}, "synthesis": {"per_class": 50}}
+    values, (other, table) = config.with_preset(
+        "paper", {"privacy": {"release": "class_sum"}}, ["moon", own]
+    )
+    assert other == {"name": "moon"}, "a preset is one method's"
+    run = config.parse({**values, "method": table})
+    assert run.privacy.release == "class_sum"
+    assert (run.method.matching.top_n, run.method.matching.bottom_n) == (10, 3)
+    assert (run.method.synthesis.per_class, run.method.synthesis.amount) == (50, "per_class")
+
+
+@pytest.mark.parametrize(
+    ("preset", "method", "line"),
+    [
+        ("papre", "feddpms", 'no preset "papre"'),
+        ("paper", "moon", "preset paper is one of feddpms, got moon"),
+    ],
+)
+def test_a_preset_that_does_not_fit_is_one_line(preset, method, line):
+    with pytest.raises(ConfigError, match=line) as told:
+        config.with_preset(preset, {}, [method])
+    assert "\n" not in str(told.value)

@@ -65,6 +65,9 @@ SeedOption = Annotated[int | None, typer.Option(help="Decides everything that is
 WorkersOption = Annotated[
     str, typer.Option(help="Processes: auto, or a number; the result is the same for any.")
 ]
+PresetOption = Annotated[
+    str | None, typer.Option(help="paper: feddpms as the paper has it; all else wins over it.")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -108,6 +111,7 @@ def run(
         Path | None, typer.Option(help="New folder for the run; default runs/NAME.")
     ] = None,
     workers: WorkersOption = "auto",
+    preset: PresetOption = None,
     set_: SetOption = None,
 ) -> None:
     """Run one method once.
@@ -118,7 +122,11 @@ def run(
     from feddpms import config, runs
 
     given = _given(data, data_dir, fraction, clients, partition, beta, rounds, local_epochs)
-    settings = config.parse(_values(config_file, {**given, "method": method, "seed": seed}, set_))
+    values = _values(config_file, {**given, "method": method, "seed": seed}, set_)
+    if preset:
+        values, (table,) = config.with_preset(preset, values, [values.get("method", {})])
+        values["method"] = table
+    settings = config.parse(values)
     name = f"{settings.data.name}-{config.method_name(settings.method)}-seed{settings.seed}"
     folder = out or free(Path("runs"), name)
     with ShownProgress() as start:
@@ -158,6 +166,7 @@ def compare(
         Path | None, typer.Option(help="New folder for the runs; default runs/NAME.")
     ] = None,
     workers: WorkersOption = "auto",
+    preset: PresetOption = None,
     set_: SetOption = None,
 ) -> None:
     """Run several methods under equal conditions: same data, split, network, weights and steps.
@@ -170,8 +179,11 @@ def compare(
     given = _given(data, data_dir, fraction, clients, partition, beta, rounds, local_epochs)
     names = numbers_or_names("--methods", methods, str)
     shared, own = _by_method(names, set_ or [])
-    settings = config.parse(_values(config_file, given, shared))
+    values = _values(config_file, given, shared)
     cells = [config.override(config.method_values(n), own[n]) for n in names]
+    if preset:
+        values, cells = config.with_preset(preset, values, cells)
+    settings = config.parse(values)
     folder = out or free(Path("runs"), f"{settings.data.name}-compare")
     with ShownProgress() as start:
         numbers = numbers_or_names("--seeds", seeds, int)

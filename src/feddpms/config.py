@@ -26,6 +26,20 @@ from feddpms.types import settings
 
 Values = dict[str, Any]
 
+PRESETS: dict[str, Values] = {
+    "paper": {
+        "method": {
+            "name": "feddpms",
+            "decoder_period": 0,
+            "matching": {"kind": "pair", "top_n": 3, "bottom_n": 3},
+            "synthesis": {"amount": "per_class", "spread": 0.0},
+        },
+        "privacy": {"release": "paper"},
+    }
+}
+"""FedDPMS as the paper has it, as far as its text says: one partner, for the three classes of which
+a client has most and least, decoders averaged once, and the release whose guarantee is unsound"""
+
 
 @settings
 class Run:
@@ -80,6 +94,37 @@ def method_name(method: Method) -> str:
     if inner is None or method_name(inner) == "fedavg":
         return name
     return f"{name}+{method_name(inner)}"
+
+
+def with_preset(preset: str, values: Values, methods: Iterable[Any]) -> tuple[Values, list[Values]]:
+    """Settings laid over a preset, and methods, of which those that it is for are laid over its.
+
+    Args:
+        preset: its name.
+        values: settings of a run; a method among them is left as it is.
+        methods: name or table of each method.
+
+    Raises:
+        ConfigError: no such preset, or it is for none of the methods.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(unknown("preset", preset, PRESETS))
+    rest = dict(PRESETS[preset])
+    own, tables = rest.pop("method"), [_method_table(method) for method in methods]
+    if all(method["name"] != own["name"] for method in tables):
+        named = ", ".join(method["name"] for method in tables)
+        raise ConfigError(
+            f"preset {preset} is one of {own['name']}, got {named}; name that method, or leave the "
+            "preset out"
+        )
+    laid = [merge(own, m) if m["name"] == own["name"] else m for m in tables]
+    return merge(rest, values), laid
+
+
+def _method_table(method: Any) -> Values:
+    """The table of a method that is given by its name, or by a table with or without one."""
+    values = dict(method) if isinstance(method, Mapping) else {"name": method}
+    return merge(method_values(values.pop("name", "feddpms")), values)
 
 
 def dump(value: Any) -> Any:
