@@ -13,7 +13,9 @@ def experiment(
     name: Annotated[
         str, typer.Argument(help="Which; without a name, all are listed.", show_default=False)
     ] = "",
-    scale: Annotated[str, typer.Option(help="laptop (a tenth of the data), or paper.")] = "laptop",
+    scale: Annotated[
+        str, typer.Option(help="laptop (a tenth of the data), paper, or trial.")
+    ] = "laptop",
     seeds: Annotated[str, typer.Option(help="Numbers, with commas between.")] = "0,1,2",
     data: Annotated[str, typer.Option(help="Only these data sets.")] = "",
     methods: Annotated[str, typer.Option(help="Only these methods.")] = "",

@@ -34,7 +34,11 @@ class Scale:
     width: float
 
 
-SCALES = {"paper": Scale(1.0, 50, 5, 1.0), "laptop": Scale(0.1, 25, 3, 0.5)}
+SCALES = {
+    "paper": Scale(1.0, 50, 5, 1.0),
+    "laptop": Scale(0.1, 25, 3, 0.5),
+    "trial": Scale(0.01, 3, 1, 0.25),
+}
 
 
 @dataclass(frozen=True)
