@@ -63,6 +63,7 @@ def test_differences_are_paired_by_seed():
     text = table("table1", [*LINES, line("feddpms", 7, 0.1)])
     assert rows(text)[3][1:3] == ["4", f"{100 * (0.72 + 0.74 + 0.76 + 0.1) / 4:.1f} ± 32.0"]
     assert rows(text)[3][4] == "+3.0 ± 1.0"
+    assert table("table1", [*LINES[:3], *LINES[:2:-1]]) == table("table1", LINES)
 
 
 def test_a_diverged_run_is_in_no_mean():
