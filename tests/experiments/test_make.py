@@ -12,8 +12,9 @@ from feddpms.cli import main
 from feddpms.config import merge
 from feddpms.errors import ConfigError, RunFolderError
 from feddpms.experiments import make, missing, predicted, read
-from feddpms.experiments.lines import command, write
+from feddpms.experiments.lines import command, line, write
 from feddpms.experiments.presets import Scale, cell
+from feddpms.report.load import find
 
 TINY = Scale(fraction=0.1, rounds=2, epochs=1, width=0.25)
 DPMS = {"method": {"preliminary_rounds": 1}}
@@ -64,6 +65,20 @@ def test_a_line_says_what_was_run_and_what_it_came_to(tmp_path):
         *("epsilon", "delta", "final_accuracy", "last5_accuracy", "ablation", "command"),
         *("minutes", "versions"),
     ]
+
+
+def test_accuracy_is_the_last_rounds_and_never_the_best(tmp_path):
+    make([small()], tmp_path / "x.jsonl", tmp_path / "out", {})
+    (folder,) = find([tmp_path / "out"])
+    curve = (0.1, 0.9, 0.5, 0.8, 0.3, 0.6, 0.2)
+    rounds = tuple(
+        replace(folder.rounds[0], round=i, test_accuracy=a) for i, a in enumerate(curve, 1)
+    )
+    run = replace(folder.run, rounds=len(curve))
+    one = line(small(), replace(folder, run=run, rounds=rounds))
+    assert one.final_accuracy == 0.2
+    assert one.last5_accuracy == pytest.approx((0.5 + 0.8 + 0.3 + 0.6 + 0.2) / 5)
+    assert one.accuracies == curve
 
 
 @pytest.mark.parametrize(
