@@ -134,8 +134,14 @@ def test_a_stopped_run_goes_on_and_ends_the_same(tmp_path):
         raise Stopped
 
     with pytest.raises(Stopped):
-        make([small()], tmp_path / "b/x.jsonl", tmp_path / "b/out", {}, lambda run: stop)
-    assert read(tmp_path / "b/x.jsonl") == []
+        make(
+            [small(seed=1), small()],
+            tmp_path / "b/x.jsonl",
+            tmp_path / "b/out",
+            {},
+            lambda run: None if run.seed else stop,
+        )
+    assert [one.seed for one in read(tmp_path / "b/x.jsonl")] == [1], "kept as soon as made"
     seen = []
     (after,) = make(
         [small()], tmp_path / "b/x.jsonl", tmp_path / "b/out", {}, lambda run: seen.append
