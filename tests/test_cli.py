@@ -86,6 +86,9 @@ def place(tmp_path) -> Path:
     (tmp_path / "broken.toml").write_text("rounds = = 3")
     (tmp_path / "typo.toml").write_text("[net]\nwidht = 1")
     (tmp_path / "local.npz").write_bytes(b"no archive")
+    for side in (1, 7):
+        labels = np.arange(400) % 4
+        np.savez(tmp_path / f"{side}.npz", x=np.zeros((400, side, side)), y=labels)
     return tmp_path
 
 
@@ -100,6 +103,10 @@ BAD = [
     "run --set net.widht=1",
     "run --set netx=1",
     "run --set method.inner.mu=1",
+    "run --method fedavg --set method.mu=1",
+    "run --method pfnm",
+    "run --method pfnm --set net.kind=mlp --set method.prior.sigma=1e-200",
+    "run --method zdac --set net.norm=group",
     "run --set net=3",
     "run --set net.width=wide",
     "run --set net.width.a=1",
@@ -111,6 +118,8 @@ BAD = [
     "run --data npz --data-dir missing.npz",
     "run --data npz --data-dir local.npz",
     "run --data npz",
+    "run --data npz --data-dir 7.npz",
+    "run --data npz --data-dir 1.npz --method feddg --set net.kind=mlp",
     "run --data fmnist --data-dir missing",
     "run --data cifar10",
     "run --clients 5000",
@@ -120,6 +129,8 @@ BAD = [
     "run --beta nan",
     "run --beta little",
     "run --clients 0",
+    "run --cohort 0",
+    "run --cohort 1.5",
     "run --rounds 0",
     "run --rounds 1",
     "run --set method.preliminary_rounds=2",
@@ -291,6 +302,21 @@ def test_a_run_writes_what_was_asked_and_what_happened(finished):
     assert {e["client"] for e in events} == {0, 1, 2}
     assert {"latent means", "class histogram", "model"} <= {e["channel"] for e in events}
     assert "(2, 1e-05)" in last.claim
+
+
+def test_a_cohort_of_a_part_of_the_clients_is_asked(tmp_path):
+    options = ["--cohort", "0.4", "--out", "part"]
+    assert feddpms_command("run", "--method", "fedavg", *SMALL, *options, folder=tmp_path).code == 0
+    rounds = [
+        r for r in records.read(tmp_path / "part/records.jsonl") if isinstance(r, RoundRecord)
+    ]
+    assert [r.clients for r in rounds] == [1, 1]
+
+
+@pytest.mark.parametrize("method", ["feddg", "feddpms", "fedma"])
+def test_an_mlp_learns_from_images_of_any_side(method, place):
+    options = shlex.split("--data npz --data-dir 7.npz --set net.kind=mlp --out odd")
+    assert feddpms_command("run", "--method", method, *SMALL, *options, folder=place).code == 0
 
 
 def test_a_run_says_its_accuracy_its_privacy_and_its_page(finished):

@@ -57,6 +57,9 @@ KindOption = Annotated[
 BetaOption = Annotated[
     float | None, typer.Option(help="Dirichlet concentration, > 0; smaller is more unequal.")
 ]
+CohortOption = Annotated[
+    float | None, typer.Option(help="Part of the clients that take part in a round, in (0, 1].")
+]
 RoundsOption = Annotated[int | None, typer.Option(help="Rounds of communication.")]
 EpochsOption = Annotated[
     int | None, typer.Option(help="Passes over its data a client makes in a round.")
@@ -104,6 +107,7 @@ def run(
     clients: ClientsOption = None,
     partition: KindOption = None,
     beta: BetaOption = None,
+    cohort: CohortOption = None,
     rounds: RoundsOption = None,
     local_epochs: EpochsOption = None,
     seed: SeedOption = None,
@@ -121,7 +125,7 @@ def run(
     """
     from feddpms import config, runs
 
-    given = _given(data, data_dir, fraction, clients, partition, beta, rounds, local_epochs)
+    given = _given(data, data_dir, fraction, clients, partition, beta, cohort, rounds, local_epochs)
     values = _values(config_file, {**given, "method": method, "seed": seed}, set_)
     if preset:
         values, (table,) = config.with_preset(preset, values, [values.get("method", {})])
@@ -160,6 +164,7 @@ def compare(
     clients: ClientsOption = None,
     partition: KindOption = None,
     beta: BetaOption = None,
+    cohort: CohortOption = None,
     rounds: RoundsOption = None,
     local_epochs: EpochsOption = None,
     out: Annotated[
@@ -176,7 +181,7 @@ def compare(
     """
     from feddpms import config, runs
 
-    given = _given(data, data_dir, fraction, clients, partition, beta, rounds, local_epochs)
+    given = _given(data, data_dir, fraction, clients, partition, beta, cohort, rounds, local_epochs)
     names = numbers_or_names("--methods", methods, str)
     shared, own = _by_method(names, set_ or [])
     values = _values(config_file, given, shared)
@@ -263,7 +268,7 @@ def partition(
     """Show who holds what: examples of each class at each client, as text and as a picture."""
     from feddpms import config, sheets
 
-    given = _given(data, data_dir, fraction, clients, partition, beta, None, None)
+    given = _given(data, data_dir, fraction, clients, partition, beta)
     chosen = config.parse(_values(config_file, {**given, "seed": seed}, set_))
     words, picture = sheets.show_partition(chosen, out or free(Path(), "partition", ".svg"))
     typer.echo(words)
@@ -345,8 +350,9 @@ def _given(
     clients: int | None,
     partition: str | None,
     beta: float | None,
-    rounds: int | None,
-    local_epochs: int | None,
+    cohort: float | None = None,
+    rounds: int | None = None,
+    local_epochs: int | None = None,
 ) -> dict[str, Any]:
     """The options as nested settings; None where an option was not given."""
     return {
@@ -357,6 +363,7 @@ def _given(
             "fraction": fraction,
         },
         "partition": {"kind": partition, "clients": clients, "beta": beta},
+        "engine": {"cohort": cohort},
         "local": {"epochs": local_epochs},
     }
 
