@@ -50,4 +50,6 @@ def unknown(what: str, got: str, known: Iterable[str], where: str = "") -> str:
     near = get_close_matches(got.lower(), names, n=1, cutoff=0.5)
     every = ", ".join(f"{where}{name}" for name in names)
     hint = f'did you mean "{where}{near[0]}"?' if near else f"choose from {every}"
+    if not names:
+        hint = f"{where.removesuffix('.')} has none; leave it out"
     return f'no {what} "{where}{got}"; {hint}'
