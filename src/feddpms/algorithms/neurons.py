@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Le
 from scipy.optimize import linear_sum_assignment
 
 from feddpms.types import settings
@@ -26,11 +26,11 @@ Array = np.ndarray
 class Prior:
     """What is believed of neurons before any is seen, and how long is searched."""
 
-    sigma: Annotated[float, Gt(0)] = 1.0
+    sigma: Annotated[float, Ge(1e-6), Le(1e6)] = 1.0
     """standard deviation of a client's weights around those of the global neuron"""
-    sigma0: Annotated[float, Gt(0)] = 1.0
+    sigma0: Annotated[float, Ge(1e-6), Le(1e6)] = 1.0
     """standard deviation of a global neuron's weights around 0"""
-    gamma: Annotated[float, Gt(0)] = 1.0
+    gamma: Annotated[float, Ge(1e-12), Le(1e12)] = 1.0
     """mass of the process; the larger, the more of a client's neurons count as new ones"""
     sweeps: Annotated[int, Ge(0)] = 5
     """how often every client is matched again, with all others held fixed"""
