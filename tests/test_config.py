@@ -242,6 +242,7 @@ OUT_OF_RANGE = [
     ("data.fraction", 1.1),
     ("data.size", 30),
     ("engine.cohort", 0),
+    ("engine.cohort", 1.1),
     ("privacy.target_epsilon", -math.inf),
     ("privacy.target_delta", 1),
     ("partition.clients", 0),

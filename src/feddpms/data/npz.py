@@ -45,7 +45,7 @@ def read(given: str, choose: Choose) -> Parts:
     """A .npz file of the user's own.
 
     Images are [n, height, width], [n, height, width, channels] or [n, channels, height, width]
-    with 1 or 3 channels and sides divisible by 4; uint8, or floats in [0, 1]. Labels are integers
+    with 1 or 3 channels; uint8, or floats in [0, 1]. Labels are integers
     [n] or [n, 1] from 0; the number of classes is the largest label of both parts plus one. Without
     a test part, one fifth of every class is held out, the same for every seed. MedMNIST's
     val_images and val_labels are left out.
@@ -155,11 +155,9 @@ def _images(where: str, x: np.ndarray) -> np.ndarray:
             f"channels, height, width] with 1 or 3 channels, got {list(x.shape)}; reshape it"
         )
     height, width = x.shape[1:3]
-    if height % 4 or width % 4 or not height or not width:
+    if not height or not width:
         raise DataError(
-            f"{where}: expected sides divisible by 4 (the networks halve them twice), got "
-            f"{height}x{width}; pad or resize to {-(-max(height, 1) // 4) * 4}x"
-            f"{-(-max(width, 1) // 4) * 4}"
+            f"{where}: expected images with pixels, got {height}x{width}; save them whole"
         )
     return x if x.dtype == np.uint8 else _unit_floats(where, x)
 
