@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from feddpms.algorithms.fedavg import FedAvg
 from feddpms.algorithms.method import About, Chosen, Client, require_training
-from feddpms.synthesis import pooled, spectra, styled
+from feddpms.synthesis import pooled, require_window, spectra, styled
 from feddpms.types import Memory, Message, Task, Tree, settings
 
 
@@ -47,8 +47,9 @@ class FedDG:
     """weight of the loss in other styles; 0 is the inner method"""
 
     def start(self, model: Tree, task: Task) -> Styles:
-        """The inner state and an empty bank."""
+        """The inner state and an empty bank; complains if the window covers the images."""
         require_training("feddg", self.inner)
+        require_window(task, self.window)
         return Styles(self.inner.start(model, task))
 
     def ask(self, state: Styles, client: int, round: int) -> Message:
@@ -64,9 +65,8 @@ class FedDG:
         if ask.inner is None:
             sent = spectra(me.shard, self.share, self.window, me.rng.torch("spectra"))
             return Message("share", {"bank": sent}, {}, me.clear("amplitude spectra")), me.memory
-        kept, loss = {**me.memory.trees, **ask.trees}, me.loss
-        if kept and self.weight:
-            loss = styled(me.loss, kept["bank"], self.weight, me.rng.torch("styles"))
+        kept = {**me.memory.trees, **ask.trees}
+        loss = styled(me.loss, kept.get("bank"), self.weight, me.rng.torch("styles"))
         inner = replace(me, loss=loss, memory=me.memory.inner or Memory())
         reply, memory = self.inner.client(ask.inner, inner)
         return Message("train", inner=reply), Memory(kept, inner=memory)

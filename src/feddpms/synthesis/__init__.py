@@ -24,7 +24,7 @@ from feddpms.synthesis.means import encode, release
 from feddpms.synthesis.mixing import averages, mixed, pooled
 from feddpms.synthesis.paper import paper_release
 from feddpms.synthesis.sharing import Pool, candidates, completed, shared, wanted
-from feddpms.synthesis.spectrum import amplitudes, interpolated, spectra, styled
+from feddpms.synthesis.spectrum import amplitudes, interpolated, require_window, spectra, styled
 
 __all__ = [
     "Drawing",
@@ -57,6 +57,7 @@ __all__ = [
     "preliminary_rounds",
     "release",
     "require_inversion",
+    "require_window",
     "scarce",
     "shared",
     "spectra",

@@ -8,13 +8,20 @@ of a channel, and M = 1 for frequencies of at most b either way, b = floor(L * m
 An image is real, so its spectrum at -k mirrors that at k: half of a window tells all of it.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from feddpms.errors import ConfigError
-from feddpms.types import Loss, Shard, Tree
+from feddpms.types import Loss, Shard, Task, Tree
+
+
+def require_window(task: Task, window: float) -> None:
+    """Complain before any round if the window covers the images."""
+    if task.network:
+        _half_width(task.network.shape, window)
 
 
 def amplitudes(x: Tensor, window: float) -> Tensor:
@@ -30,7 +37,7 @@ def amplitudes(x: Tensor, window: float) -> Tensor:
     Raises:
         ConfigError: the window covers the images.
     """
-    b = _half_width(x, window)
+    b = _half_width(x.shape, window)
     return torch.fft.rfft2(x)[..., _rows(b), : b + 1].abs()
 
 
@@ -55,15 +62,17 @@ def interpolated(x: Tensor, foreign: Tensor, lam: Tensor) -> Tensor:
     return torch.fft.irfft2(spectrum, s=x.shape[-2:])
 
 
-def styled(base: Loss, bank: Tree, weight: float, draws: torch.Generator) -> Loss:
+def styled(base: Loss, bank: Tree | None, weight: float, draws: torch.Generator) -> Loss:
     """Base loss of the images + weight * base loss of the same images in styles of the bank.
 
     Args:
         base: the loss of images in any style.
-        bank: foreign `amplitudes` [m, c, 2 b + 1, b + 1].
-        weight: of the second part.
+        bank: foreign `amplitudes` [m, c, 2 b + 1, b + 1]; None gives the base loss.
+        weight: of the second part; 0 gives the base loss.
         draws: stream that picks a style, and how much of it, for each example and step.
     """
+    if bank is None or not weight:
+        return base
     foreign = bank["amplitudes"]
 
     def loss(net, batch):
@@ -76,9 +85,9 @@ def styled(base: Loss, bank: Tree, weight: float, draws: torch.Generator) -> Los
     return loss
 
 
-def _half_width(x: Tensor, window: float) -> int:
-    """b; a window of 2 b + 1 either way must leave frequencies outside."""
-    height, width = x.shape[-2:]
+def _half_width(shape: Sequence[int], window: float) -> int:
+    """b, of images [..., h, w]; a window of 2 b + 1 either way must leave frequencies outside."""
+    height, width = shape[-2:]
     b = int(window * min(height, width))
     if 2 * b + 1 >= min(height, width):
         raise ConfigError(
