@@ -1,6 +1,6 @@
 """The paper's tables and figures, and what is asked beyond them, as runs to be made."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from feddpms.config import Values, merge, method_values
@@ -135,86 +135,56 @@ def _table2(scale: Scale, seed: int) -> list[Cell]:
 def _figure3(scale: Scale, seed: int) -> list[Cell]:
     """Curves of all methods, FedDPMS with three numbers of preliminary rounds."""
     others = [cell(scale, seed, d, m) for d in DATA for m in METHODS if m != "feddpms"]
-    return others + _preliminary_of(scale, seed, DATA, (0.3, 0.4, 0.5))
+    return others + _preliminary_of(scale, seed, (0.3, 0.4, 0.5))
 
 
 def _preliminary(scale: Scale, seed: int) -> list[Cell]:
     """How long the auto-encoder is trained before anything is released."""
-    return _preliminary_of(scale, seed, DATA, PRELIMINARY)
+    return _preliminary_of(scale, seed, PRELIMINARY)
 
 
-def _preliminary_of(
-    scale: Scale, seed: int, sets: Sequence[str], parts: Sequence[float]
-) -> list[Cell]:
+def _preliminary_of(scale: Scale, seed: int, parts: Sequence[float]) -> list[Cell]:
     """FedDPMS with these parts of all rounds before the release."""
     counts = [max(1, round(part * scale.rounds)) for part in parts]
-    return [
-        cell(
-            scale,
-            seed,
-            data,
-            "feddpms",
-            ablation=f"{n} preliminary rounds",
-            changes={"method": {"preliminary_rounds": n}},
-        )
-        for data in sets
-        for n in counts
-    ]
+    changes = {f"{n} preliminary rounds": {"method": {"preliminary_rounds": n}} for n in counts}
+    return _changed(scale, seed, changes)
 
 
 def _lambda(scale: Scale, seed: int) -> list[Cell]:
     """How much the auto-encoder's loss weighs."""
-    return [
-        cell(
-            scale,
-            seed,
-            data,
-            "feddpms",
-            ablation=f"lambda {w:g}",
-            changes={"method": {"vae": {"weight": w}}},
-        )
-        for data in DATA
-        for w in LAMBDAS
-    ]
+    changes = {f"lambda {w:g}": {"method": {"vae": {"weight": w}}} for w in LAMBDAS}
+    return _changed(scale, seed, changes)
 
 
 def _privacy(scale: Scale, seed: int) -> list[Cell]:
     """What the release's noise costs."""
+    changes = {f"epsilon {e:g}": {"privacy": {"target_epsilon": e}} for e in EPSILONS}
+    return _changed(scale, seed, changes)
+
+
+def _changed(scale: Scale, seed: int, changes: Mapping[str, Values]) -> list[Cell]:
+    """FedDPMS on every data set with each change of its settings, by what it is called."""
     return [
-        cell(
-            scale,
-            seed,
-            data,
-            "feddpms",
-            ablation=f"epsilon {e:g}",
-            changes={"privacy": {"target_epsilon": e}},
-        )
+        cell(scale, seed, data, "feddpms", ablation=words, changes=change)
         for data in DATA
-        for e in EPSILONS
+        for words, change in changes.items()
     ]
 
 
 def _ablation(scale: Scale, seed: int) -> list[Cell]:
     """Where the gain comes from: nothing shared, no filter or one, real examples."""
+    changes = {
+        "no synthesis": {"method": {"synthesis": {"per_class": 0}}},
+        "global filter": {"method": {"synthesis": {"filter": "global"}}},
+    }
     cells = []
     for data in DATA:
         for beta in (0.1, 0.5):
             cells += [cell(scale, seed, data, m, beta) for m in ("fedavg", "feddpms", "sharing")]
-            for words, change in {
-                "no synthesis": {"synthesis": {"per_class": 0}},
-                "global filter": {"synthesis": {"filter": "global"}},
-            }.items():
-                cells.append(
-                    cell(
-                        scale,
-                        seed,
-                        data,
-                        "feddpms",
-                        beta,
-                        ablation=words,
-                        changes={"method": change},
-                    )
-                )
+            cells += [
+                cell(scale, seed, data, "feddpms", beta, ablation=words, changes=change)
+                for words, change in changes.items()
+            ]
     return cells
 
 
