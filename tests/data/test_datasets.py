@@ -144,6 +144,11 @@ def test_unknown_name_is_refused_with_the_nearest(name, hint):
         load(Data(name=name), Rng(0))
 
 
+def test_a_path_in_place_of_a_name_is_told_its_place(tmp_path):
+    with pytest.raises(ConfigError, match="--data npz or folder, and the path as --data-dir"):
+        load(Data(name=str(tmp_path)), Rng(0))
+
+
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "npz", "folder"])
 def test_missing_dir_says_what_to_give(refused, name):
     with refused(ConfigError, name, "data.dir (--data-dir)", "give a"):

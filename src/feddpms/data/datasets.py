@@ -179,13 +179,23 @@ def _source(data: Data) -> Source:
     """
     key = f"{HUB}NAME" if data.name.startswith(HUB) else data.name
     if key not in DATASETS:
-        raise ConfigError(unknown("data set", data.name, DATASETS))
+        raise ConfigError(_no_such(data.name))
     if data.dir and key in ("digits", f"{HUB}NAME"):
         raise ConfigError(
             f'data set "{data.name}": expected no data.dir (--data-dir), got {data.dir}; leave it '
             "out, or name the data set that lies there with --data"
         )
     return DATASETS[key]
+
+
+def _no_such(name: str) -> str:
+    """The line for an unknown data set, which may be a path that stands in the wrong place."""
+    if Path(name).exists():
+        return (
+            f"expected the name of a data set, got the path {name}; give --data npz or folder, and "
+            "the path as --data-dir (data.dir)"
+        )
+    return unknown("data set", name, DATASETS)
 
 
 def _held_out(train: Shard, part: float, rng: Rng) -> tuple[Shard, Shard]:
