@@ -67,6 +67,17 @@ def test_a_line_says_what_was_run_and_what_it_came_to(tmp_path):
     ]
 
 
+def test_a_line_of_held_out_examples_says_so(tmp_path):
+    (one,) = make(
+        [small(changes={"data": {"validation": 0.2}})], tmp_path / "x.jsonl", tmp_path, {}
+    )
+    assert one.validation == 0.2
+    assert one.fraction == pytest.approx(0.1, abs=1e-3), "of what was taken, the held out as well"
+    assert "--set data.validation=0.2" in one.command
+    (plain,) = make([small()], tmp_path / "x.jsonl", tmp_path, {})
+    assert plain.validation == 0
+
+
 def test_accuracy_is_the_last_rounds_and_never_the_best(tmp_path):
     make([small()], tmp_path / "x.jsonl", tmp_path / "out", {})
     (folder,) = find([tmp_path / "out"])

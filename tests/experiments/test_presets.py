@@ -3,10 +3,11 @@ from collections import Counter
 import pytest
 
 from feddpms import config
-from feddpms.config import method_name
+from feddpms.config import merge, method_name
 from feddpms.errors import ConfigError
 from feddpms.experiments import EXPERIMENTS, SCALES, Scale, cells
 from feddpms.experiments.presets import METHODS
+from feddpms.experiments.tuning import tuned
 
 SMALL = Scale(fraction=0.1, rounds=20, epochs=3, width=0.5)
 
@@ -29,18 +30,17 @@ def test_cells_are_runs_of_the_scale_and_all_differ(name):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_methods_of_a_table_differ_in_nothing_else(name):
     """All that is not the method is the same for every method of a setting, and the defaults'."""
-    if name == "privacy":
-        return  # epsilon is a setting of the release alone
+    if name in ("privacy", "tuning"):
+        return  # epsilon is a setting of the release alone; learning rates are tried
     for run in runs(name):
-        plain = config.parse(
-            {
-                "rounds": 20,
-                "data": {"name": run.data.name, "fraction": run.data.fraction},
-                "partition": {"beta": run.partition.beta, "clients": run.partition.clients},
-                "net": {"width": 0.5},
-                "local": {"epochs": 3},
-            }
-        )
+        size = {
+            "rounds": 20,
+            "data": {"name": run.data.name, "fraction": run.data.fraction},
+            "partition": {"beta": run.partition.beta, "clients": run.partition.clients},
+            "net": {"width": 0.5},
+            "local": {"epochs": 3},
+        }
+        plain = config.parse(merge(size, tuned(run.data.name, "fedavg")))
         own, other = config.dump(run), config.dump(plain)
         del own["method"], other["method"]
         assert own == other

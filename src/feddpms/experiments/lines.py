@@ -33,13 +33,15 @@ class Line:
         seed: the run's.
         epsilon: target of the release, per record; None where nothing is released.
         delta: of the same.
-        final_accuracy: on the test set after the last round, in [0, 1]; None if the run diverged.
+        final_accuracy: of the last round, in [0, 1]; None if the run diverged.
         last5_accuracy: mean of the last five rounds; None if the run diverged.
         ablation: what is changed in the method, in words; None for the method.
         command: repeats the run; DIR is where the data lie.
         minutes: of all rounds.
         versions: of python, feddpms and torch.
         accuracies: after each round.
+        validation: part of the training examples that was held out, and scored in place of the
+            test set; 0 for the test set.
     """
 
     data: str
@@ -59,6 +61,7 @@ class Line:
     minutes: float
     versions: dict[str, str]
     accuracies: tuple[float, ...]
+    validation: float = 0.0
 
 
 def line(cell: Cell, folder: RunFolder) -> Line:
@@ -70,11 +73,12 @@ def line(cell: Cell, folder: RunFolder) -> Line:
     if not folder.finished and folder.diverged is None:
         raise RunFolderError(f"expected a finished run, got {folder.path}: {folder.status}")
     run, sound = config.parse(cell.values), folder.finished
+    examples = folder.run.train_examples + bool(run.data.validation) * folder.run.test_examples
     accuracies = tuple(round(r.test_accuracy, 6) for r in folder.rounds)
     releases = isinstance(run.method, FedDPMS)
     return Line(
         data=run.data.name,
-        fraction=round(folder.run.train_examples / WHOLE[run.data.name], 6),
+        fraction=round(examples / WHOLE[run.data.name], 6),
         beta=run.partition.beta,
         clients=run.partition.clients,
         rounds=run.rounds,
@@ -93,6 +97,7 @@ def line(cell: Cell, folder: RunFolder) -> Line:
             **{name: version(name) for name in ("feddpms", "torch")},
         },
         accuracies=tuple(a for a in accuracies if math.isfinite(a)),
+        validation=run.data.validation,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from feddpms.config import Values, merge, method_values
+from feddpms.experiments.tuning import GRIDS, HELD_OUT, setting, tuned, words
 
 DATA = ("fmnist", "cifar10", "cifar100")
 WHOLE = {"fmnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
@@ -88,7 +89,7 @@ def cell(
     ablation: str | None = None,
     changes: Values | None = None,
 ) -> Cell:
-    """A run of a scale.
+    """A run of a scale, with the settings that were chosen for the method on this data set.
 
     Args:
         scale: how large it is.
@@ -110,7 +111,7 @@ def cell(
         "net": {"width": scale.width},
         "local": {"epochs": scale.epochs},
     }
-    return Cell(merge(values, changes or {}), ablation)
+    return Cell(merge(merge(values, tuned(data, method)), changes or {}), ablation)
 
 
 def _table1(scale: Scale, seed: int) -> list[Cell]:
@@ -171,6 +172,24 @@ def _changed(scale: Scale, seed: int, changes: Mapping[str, Values]) -> list[Cel
     ]
 
 
+def _tuning(scale: Scale, seed: int) -> list[Cell]:
+    """Every value of each method's grid, scored on training examples that are held out."""
+    held_out: Values = {"data": {"validation": HELD_OUT}}
+    return [
+        cell(
+            scale,
+            seed,
+            data,
+            method,
+            ablation=words(method, value),
+            changes=merge(held_out, setting(method, value)),
+        )
+        for data in DATA
+        for method, (_, values) in GRIDS.items()
+        for value in values
+    ]
+
+
 def _ablation(scale: Scale, seed: int) -> list[Cell]:
     """Where the gain comes from: nothing shared, no filter or one, real examples."""
     changes = {
@@ -193,6 +212,7 @@ EXPERIMENTS = {
     "figure2": Experiment("the same for beta 0.1 to 0.5 (paper, figure 2)", _figure2),
     "table2": Experiment("10 to 50 clients on CIFAR-100 (paper, table 2)", _table2),
     "figure3": Experiment("curves; 30, 40, 50 % preliminary rounds (paper, figure 3)", _figure3),
+    "tuning": Experiment("each method's setting, on held-out training examples", _tuning),
     "preliminary": Experiment("FedDPMS with 10 to 60 % preliminary rounds", _preliminary),
     "lambda": Experiment("FedDPMS with the auto-encoder's weight 0.0005 to 0.5", _lambda),
     "privacy": Experiment("FedDPMS with epsilon 0.1 to 16, and next to no noise", _privacy),

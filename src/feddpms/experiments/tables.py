@@ -18,7 +18,7 @@ from feddpms.report.compare import (
     spread,
 )
 
-Key = tuple[str, float, float, int, int, int]
+Key = tuple[str, float, float, int, int, int, float]
 
 
 def table(name: str, lines: Sequence[Line]) -> str:
@@ -30,17 +30,19 @@ def table(name: str, lines: Sequence[Line]) -> str:
     """
     groups: dict[Key, list[Line]] = {}
     for one in lines:
-        key = (one.data, one.beta, one.fraction, one.clients, one.rounds, one.local_epochs)
+        size = (one.clients, one.rounds, one.local_epochs, one.validation)
+        key = (one.data, one.beta, one.fraction, *size)
         groups.setdefault(key, []).append(one)
     return "\n".join(_group(name, key, groups[key]) for key in sorted(groups))
 
 
 def _group(name: str, key: Key, lines: Sequence[Line]) -> str:
     """A caption and the rows of what may be compared."""
-    data, beta, fraction, clients, rounds, epochs = key
+    data, beta, fraction, clients, rounds, epochs, validation = key
+    scored = f", {100 * validation:g} % of it held out and scored" if validation else ""
     caption = (
-        f"**{data}, {100 * fraction:g} % of the training data, beta {beta:g}, {clients} clients, "
-        f"{rounds} rounds of {epochs} epochs**"
+        f"**{data}, {100 * fraction:g} % of the training data{scored}, beta {beta:g}, "
+        f"{clients} clients, {rounds} rounds of {epochs} epochs**"
     )
     rows: dict[str, list[Line]] = {}
     for one in lines:
