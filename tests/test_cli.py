@@ -86,7 +86,7 @@ def place(tmp_path) -> Path:
     (tmp_path / "broken.toml").write_text("rounds = = 3")
     (tmp_path / "typo.toml").write_text("[net]\nwidht = 1")
     (tmp_path / "local.npz").write_bytes(b"no archive")
-    for side in (1, 7):
+    for side in (1, 7, 16):
         labels = np.arange(400) % 4
         np.savez(tmp_path / f"{side}.npz", x=np.zeros((400, side, side)), y=labels)
     return tmp_path
@@ -309,6 +309,24 @@ def test_a_cohort_of_a_part_of_the_clients_is_asked(tmp_path):
     assert feddpms_command("run", "--method", "fedavg", *SMALL, *options, folder=tmp_path).code == 0
     asked = [e for e in (tmp_path / "part/ledger.jsonl").read_text().splitlines() if '"model"' in e]
     assert len(asked) == 2, "one of three clients in each of two rounds"
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddpms+scaffold"])
+def test_what_the_refusal_of_adam_advises_is_taken_by_a_comparison(method, tmp_path):
+    options = ["compare", *SMALL, "--methods", f"fedavg,{method}", "--out", "page"]
+    told = feddpms_command(*options, folder=tmp_path)
+    advice = re.search(r"in a comparison: (\S+)\)", told.err).group(1)
+    assert feddpms_command(*options, "--set", advice, folder=tmp_path).code == 0
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lenet"])
+def test_the_network_that_makes_no_images_is_told_which_does(kind, place):
+    data = "--data fmnist --fraction 0.01" if kind == "lenet" else ""
+    line = f"run --method zdas --rounds 2 --set net.kind={kind} {data}"
+    assert (
+        "set net.kind=conv and net.norm=batch"
+        in feddpms_command(*shlex.split(line), folder=place).err
+    )
 
 
 @pytest.mark.parametrize("method", ["feddg", "feddpms", "fedma"])

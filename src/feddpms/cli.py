@@ -339,7 +339,8 @@ def _end(results: "list[Result]") -> None:
     """Say of a run that diverged why, and end with a status of its own."""
     for result in results:
         if result.diverged:
-            typer.echo(f"feddpms: diverged: {result.diverged}; lower local.lr", err=True)
+            remedy = "lower local.lr, or the method's own rate or weight"
+            typer.echo(f"feddpms: diverged: {result.diverged}; {remedy}", err=True)
             raise typer.Exit(DIVERGED)
 
 

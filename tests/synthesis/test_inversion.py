@@ -169,7 +169,9 @@ def test_no_label_is_no_image(net):
 def test_a_model_without_running_statistics_is_refused_in_one_line():
     group = Plan(PLAN.shape, CLASSES, replace(PLAN.settings, norm="group")).build()
     require_inversion("zdac", small_net().state_dict(), 2, TASK)
-    with pytest.raises(ConfigError, match=r"^zdac .*set net\.norm=batch") as told:
+    with pytest.raises(
+        ConfigError, match=r"^zdac .*set net\.kind=conv and net\.norm=batch"
+    ) as told:
         require_inversion("zdac", group.state_dict(), 2, TASK)
     assert "\n" not in str(told.value)
 

@@ -64,18 +64,22 @@ def effective_steps(local: Training, steps: int) -> float:
     return (steps - r * (1 - r**steps) / (1 - r)) / (1 - r)
 
 
-def require_optimizer(method: Any, local: Training, where: str = "method") -> None:
+def require_optimizer(method: Any, local: Training) -> None:
     """Refuse Adam under a method that is defined for SGD, unless its settings say what to do.
 
     Raises:
         ConfigError: names the choices.
     """
-    if local.optimizer == "adam" and getattr(method, "with_adam", "decoupled") == "refuse":
+    name, path = type(method).__name__.lower(), "method"
+    whole = name
+    while hasattr(method, "inner"):
+        method, path = method.inner, f"{path}.inner"
         name = type(method).__name__.lower()
+        whole = f"{whole}+{name}"
+    if local.optimizer == "adam" and getattr(method, "with_adam", "decoupled") == "refuse":
+        own = path.replace("method", whole, 1)
         raise ConfigError(
             f"{name} is defined for SGD, got local.optimizer=adam; set local.optimizer=sgd (and "
-            f"local.lr for it, such as 0.01), or {where}.with_adam=decoupled, which corrects after "
-            f"Adam's step (in a comparison: {name}.with_adam=decoupled)"
+            f"local.lr for it, such as 0.01), or {path}.with_adam=decoupled, which corrects after "
+            f"Adam's step (in a comparison: {own}.with_adam=decoupled)"
         )
-    if hasattr(method, "inner"):
-        require_optimizer(method.inner, local, f"{where}.inner")

@@ -53,7 +53,7 @@ def require_inversion(name: str, model: Tree, wait: int, task: Task) -> None:
     if not any(key.endswith("running_var") for key in model):
         raise ConfigError(
             f"{name} makes images by the running statistics of batch normalisation, got a network "
-            "that keeps none; set net.norm=batch"
+            "that keeps none; set net.kind=conv and net.norm=batch"
         )
     if warm_up(wait, task) >= task.rounds:
         raise ConfigError(

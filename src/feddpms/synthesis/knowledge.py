@@ -53,7 +53,7 @@ def knowledge_rounds(chosen: int, task: Task) -> int:
         return left
     raise ConfigError(
         f"method.preliminary_rounds must be at least 2 and below rounds ({task.rounds}), got "
-        f"{left}; change it or run more rounds"
+        f"{left}; change it, or run 3 rounds or more"
     )
 
 

@@ -90,9 +90,10 @@ def _half_width(shape: Sequence[int], window: float) -> int:
     height, width = shape[-2:]
     b = int(window * min(height, width))
     if 2 * b + 1 >= min(height, width):
+        remedy = "lower method.window or take larger images" if b else "take larger images"
         raise ConfigError(
-            f"feddg needs images larger than its window of {2 * b + 1}x{2 * b + 1}, got images of "
-            f"{height}x{width}; lower method.window or take larger images"
+            f"feddg needs images larger both ways than its window of {2 * b + 1}x{2 * b + 1}, got "
+            f"images of {height}x{width}; {remedy}"
         )
     return b
 
