@@ -321,12 +321,9 @@ def test_what_the_refusal_of_adam_advises_is_taken_by_a_comparison(method, tmp_p
 
 @pytest.mark.parametrize("kind", ["mlp", "lenet"])
 def test_the_network_that_makes_no_images_is_told_which_does(kind, place):
-    data = "--data fmnist --fraction 0.01" if kind == "lenet" else ""
-    line = f"run --method zdas --rounds 2 --set net.kind={kind} {data}"
-    assert (
-        "set net.kind=conv and net.norm=batch"
-        in feddpms_command(*shlex.split(line), folder=place).err
-    )
+    line = f"run --method zdas --data npz --data-dir 16.npz --set net.kind={kind}"
+    said = feddpms_command(*shlex.split(line), folder=place)
+    assert "set net.kind=conv and net.norm=batch" in said.err
 
 
 @pytest.mark.parametrize("method", ["feddg", "feddpms", "fedma"])

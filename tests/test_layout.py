@@ -31,7 +31,7 @@ CEILINGS = {
     "feddpms": 200,
     "fit": 160,
     "merging": 275,
-    "method": 180,
+    "method": 190,
     "neurons": 105,
     "private": 115,
     "correction": 85,

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from feddpms.algorithms import METHODS, FedDPMS, Training
 from feddpms.algorithms.method import Chosen, Method
+from feddpms.algorithms.method import method_name as method_name
 from feddpms.data import Data, Partition
 from feddpms.engine import Engine
 from feddpms.errors import ConfigError, unknown
@@ -85,15 +86,6 @@ def method_values(name: str) -> Values:
 def _wraps(cls: type) -> bool:
     """Whether a method wraps another."""
     return "inner" in {f.name for f in fields(cls)}
-
-
-def method_name(method: Method) -> str:
-    """The name of a method as a user writes it, such as `feddpms+moon`; `+fedavg` is left out."""
-    name = type(method).__name__.lower()
-    inner = getattr(method, "inner", None)
-    if inner is None or method_name(inner) == "fedavg":
-        return name
-    return f"{name}+{method_name(inner)}"
 
 
 def with_preset(preset: str, values: Values, methods: Iterable[Any]) -> tuple[Values, list[Values]]:

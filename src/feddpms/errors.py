@@ -44,12 +44,13 @@ def unknown(what: str, got: str, known: Iterable[str], where: str = "") -> str:
         where: what stands before each name, such as "partition.".
 
     Returns:
-        One line; it ends with the nearest name, or with all of them if none is near.
+        One line; it ends with the nearest name, or with all of them if none is near; it says so
+        if there are none.
     """
     names = sorted(known)
+    if not names:
+        return f'no {what} "{where}{got}"; {where.removesuffix(".")} has none; leave it out'
     near = get_close_matches(got.lower(), names, n=1, cutoff=0.5)
     every = ", ".join(f"{where}{name}" for name in names)
     hint = f'did you mean "{where}{near[0]}"?' if near else f"choose from {every}"
-    if not names:
-        hint = f"{where.removesuffix('.')} has none; leave it out"
     return f'no {what} "{where}{got}"; {hint}'

@@ -77,6 +77,10 @@ def test_an_unfinished_grid_chooses_nothing():
     assert winners(tried("fedprox", [(0.5,), (0.6,), (0.7,)])) == {}
 
 
+def test_values_tried_with_other_seeds_choose_nothing():
+    assert winners(tried("fedprox", [(0.5, 0.5), (0.6,), (0.7, 0.7), (0.5, 0.5)])) == {}
+
+
 def test_data_sets_choose_apart():
     lines = tried("moon", [(0.9,), (0.1,), (0.1,), (0.1,)])
     lines += tried("moon", [(0.1,), (0.1,), (0.1,), (0.9,)], "cifar10")

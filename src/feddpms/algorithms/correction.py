@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from feddpms.algorithms.flat import Flat
+from feddpms.algorithms.method import method_name
 from feddpms.algorithms.training import Training
 from feddpms.algorithms.trees import trained
 from feddpms.errors import ConfigError
@@ -70,16 +71,13 @@ def require_optimizer(method: Any, local: Training) -> None:
     Raises:
         ConfigError: names the choices.
     """
-    name, path = type(method).__name__.lower(), "method"
-    whole = name
-    while hasattr(method, "inner"):
-        method, path = method.inner, f"{path}.inner"
-        name = type(method).__name__.lower()
-        whole = f"{whole}+{name}"
-    if local.optimizer == "adam" and getattr(method, "with_adam", "decoupled") == "refuse":
-        own = path.replace("method", whole, 1)
+    inner, path = method, ""
+    while hasattr(inner, "inner"):
+        inner, path = inner.inner, f"{path}.inner"
+    if local.optimizer == "adam" and getattr(inner, "with_adam", "decoupled") == "refuse":
         raise ConfigError(
-            f"{name} is defined for SGD, got local.optimizer=adam; set local.optimizer=sgd (and "
-            f"local.lr for it, such as 0.01), or {path}.with_adam=decoupled, which corrects after "
-            f"Adam's step (in a comparison: {own}.with_adam=decoupled)"
+            f"{method_name(inner)} is defined for SGD, got local.optimizer=adam; set "
+            "local.optimizer=sgd (and local.lr for it, such as 0.01), or "
+            f"method{path}.with_adam=decoupled, which corrects after Adam's step (in a comparison: "
+            f"{method_name(method)}{path}.with_adam=decoupled)"
         )

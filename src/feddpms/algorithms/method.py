@@ -151,6 +151,15 @@ Chosen = Annotated[Method, AfterValidator(chosen)]
 """The field of a method: an instance, whatever its class."""
 
 
+def method_name(method: Method) -> str:
+    """The name of a method as a user writes it, such as `feddpms+moon`; `+fedavg` is left out."""
+    name = type(method).__name__.lower()
+    inner = getattr(method, "inner", None)
+    if inner is None or method_name(inner) == "fedavg":
+        return name
+    return f"{name}+{method_name(inner)}"
+
+
 def require_training(outer: str, inner: Method, whole: bool = False) -> None:
     """Refuse an inner method that is not one to train with.
 

@@ -45,10 +45,10 @@ def read(given: str, choose: Choose) -> Parts:
     """A .npz file of the user's own.
 
     Images are [n, height, width], [n, height, width, channels] or [n, channels, height, width]
-    with 1 or 3 channels; uint8, or floats in [0, 1]. Labels are integers
-    [n] or [n, 1] from 0; the number of classes is the largest label of both parts plus one. Without
-    a test part, one fifth of every class is held out, the same for every seed. MedMNIST's
-    val_images and val_labels are left out.
+    with 1 or 3 channels; uint8, or floats in [0, 1]. Labels are integers [n] or [n, 1] from 0; the
+    number of classes is the largest label of both parts plus one. Without a test part, one fifth of
+    every class is held out, the same for every seed. MedMNIST's val_images and val_labels are left
+    out.
 
     Args:
         given: path of the file.

@@ -52,24 +52,31 @@ def words(method: str, value: float) -> str:
 
 
 def winners(lines: Sequence["Line"]) -> dict[str, dict[str, float]]:
-    """What the finished cells choose, by data set and method, in the form of `TUNED`.
+    """What the finished cells of one scale choose, by data set and method, as `TUNED` has it.
 
-    A value with which a run diverged is not chosen; a method whose grid is not finished has none.
+    A value with which a run diverged is not chosen. A method has none until every value was tried
+    with the same seeds.
     """
     found: dict[str, dict[str, float]] = {}
     for data in dict.fromkeys(one.data for one in lines):
         for method, (_, values) in GRIDS.items():
             own = {v: _scores(lines, data, method, v) for v in values}
-            sound = {
-                v: statistics.fmean(a) for v, a in own.items() if a and not any(map(math.isnan, a))
-            }
-            if sound and all(own.values()):
+            alike = all(scores.keys() == own[values[0]].keys() for scores in own.values())
+            sound = {v: statistics.fmean(a.values()) for v, a in own.items() if _finite(a)}
+            if alike and sound:
                 found.setdefault(data, {})[method] = max(sound, key=lambda v: sound[v])
     return found
 
 
-def _scores(lines: Sequence["Line"], data: str, method: str, value: float) -> list[float]:
+def _scores(lines: Sequence["Line"], data: str, method: str, value: float) -> dict[int, float]:
     """Mean accuracy of the last five rounds by seed; NaN for a run that diverged."""
     key = (data, method, words(method, value))
-    found = [one.last5_accuracy for one in lines if (one.data, one.method, one.ablation) == key]
-    return [math.nan if accuracy is None else accuracy for accuracy in found]
+    found = [one for one in lines if (one.data, one.method, one.ablation) == key]
+    return {
+        one.seed: math.nan if one.last5_accuracy is None else one.last5_accuracy for one in found
+    }
+
+
+def _finite(scores: dict[int, float]) -> bool:
+    """Whether there are scores, and all of them sound."""
+    return bool(scores) and all(map(math.isfinite, scores.values()))
