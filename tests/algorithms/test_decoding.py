@@ -174,7 +174,7 @@ def test_rounds_of_knowledge(rounds, chosen, left):
     [
         ({"preliminary_rounds": 1}, 9, r"at least 2 and below rounds \(9\), got 1"),
         ({"preliminary_rounds": 9}, 9, r"below rounds \(9\), got 9; change it"),
-        ({}, 2, r"below rounds \(2\), got 2; change it or run more rounds"),
+        ({}, 2, r"below rounds \(2\), got 2; change it, or run 3 rounds or more"),
         ({"auto_encoder": {"latent": 2}}, 9, r"at least the number of classes \(3\), got 2"),
         ({"inner": FedDA()}, 9, "fedda wraps a training method such as fedavg"),
     ],
