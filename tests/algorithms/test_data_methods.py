@@ -36,7 +36,7 @@ def test_the_neutral_setting_is_the_inner_method_bit_for_bit(name, inner):
 @pytest.mark.parametrize("name", ["zdac", "zdas+moon"])
 def test_a_network_without_running_statistics_is_refused_before_anything_is_written(name, tmp_path):
     settings = config.parse({"method": name, "rounds": 4, "net": {"norm": "group"}})
-    with pytest.raises(ConfigError, match=r"set net\.norm=batch") as told:
+    with pytest.raises(ConfigError, match=r"set net\.kind=conv and net\.norm=batch") as told:
         runs.run(settings, tmp_path / "new")
     assert "\n" not in str(told.value)
     assert not (tmp_path / "new").exists()
