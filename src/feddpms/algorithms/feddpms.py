@@ -1,14 +1,17 @@
-"""FedDPMS: enrich each client with synthetic examples decoded from noisy latent class means.
+"""FedDPMS: synthetic data drawn around the noisy latent class means that each client shares once.
 
 "Federated Learning in Non-IID Settings Aided by Differentially Private Synthetic Data" (arXiv
-2206.00686). Preliminary rounds (`vae`) train an auto-encoder with a classifier; then each client
-shares once (`share`); from then on (`classify`) encoder and classifier train on real and synthetic
-examples. Network, release, matching and synthesis are in `models`, `privacy` and `synthesis`.
+2206.00686). After preliminary rounds each client shares (`share`); from then on the server trains
+the global classifier on codes drawn around the means. By default clients have trained as ever until
+then (`classify`), and rest (`rest`). As in the paper, they go on: the preliminary rounds (`vae`)
+train an auto-encoder with a classifier, the later ones (`classify`) encoder and classifier on real
+examples and those decoded from the means. Network, release, matching and synthesis are in `models`,
+`privacy` and `synthesis`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
@@ -19,9 +22,11 @@ from feddpms.algorithms.trees import mean
 from feddpms.models import VaeSettings, split, trunk, vae_loss
 from feddpms.privacy import UPDATES
 from feddpms.synthesis import (
+    Calibration,
     Drawing,
     Matching,
     Release,
+    calibrated,
     extend,
     match,
     paper_release,
@@ -44,6 +49,8 @@ class Bank:
         prepared: preliminary rounds done.
         releases: what each client released.
         served: the classes that each client was sent means of.
+        head: entries of the classifier that take the place of the averaged ones in the global
+            model; clients go on from the average.
     """
 
     task: Task
@@ -54,30 +61,36 @@ class Bank:
     prepared: int = 0
     releases: Mapping[int, Release] = field(default_factory=dict)
     served: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    head: Tree = field(default_factory=dict)
 
     @property
     def model(self) -> Tree:
-        """The global model with the decoder."""
-        return {**self.decoder, **self.inner.model}
+        """The global model with the decoder, and with the calibrated classifier."""
+        return {**self.decoder, **self.inner.model, **self.head}
 
 
 @settings
 class FedDPMS:
-    """A training method on examples completed from other clients' noisy class means."""
+    """A training method aided by synthetic data of the clients' noisy class means."""
 
     about: ClassVar[About] = About(
         "data",
         "FedDPMS, arXiv 2206.00686",
-        extra="decoder at times, noisy class means once",
-        client_state="synthetic examples",
-        server_state="decoder, noisy class means",
+        extra="noisy class means once; decoder at times if clients go on",
+        client_state="synthetic examples if it goes on",
+        server_state="decoder, noisy class means, classifier",
         generative=True,
     )
 
     inner: Chosen = FedAvg()
     """the training method"""
     preliminary_rounds: Annotated[int, Ge(0)] = 0
-    """T_p, rounds that train the auto-encoder; 0 takes 40 % of all rounds, as the paper advises"""
+    """T_p, rounds before clients share; 0 takes 95 % of all rounds, but one at least stays; or, if
+    clients go on after them, 40 %, as the paper advises"""
+    secondary: Literal["rest", "train"] = "rest"
+    """what clients do once they have shared: rest, or train, on decoded examples too (the paper)"""
+    calibration: Calibration = Calibration()
+    """how the server trains the global classifier on the released means"""
     decoder_period: Annotated[int, Ge(0)] = 5
     """preliminary rounds from one average of the decoder to the next; 0 for one average, after the
     last of them (the paper), which is always made"""
@@ -91,26 +104,31 @@ class FedDPMS:
     def start(self, model: Tree, task: Task) -> Bank:
         """The inner method on what is averaged every preliminary round."""
         require_training("feddpms", self.inner)
-        preliminary_rounds(self.preliminary_rounds, task)  # complains if no round is left
+        self._rounds(task)  # complains if no round is left
         rest, decoder = split(model)
-        return Bank(task, self.inner.start(rest, task), decoder)
+        inner = self.inner.start(rest, task)  # complains of what it cannot average
+        return Bank(task, inner if self._goes_on else self.inner.start(trunk(rest), task), decoder)
 
     def ask(self, state: Bank, client: int, round: int) -> Message:
-        """To train the auto-encoder, to share once, or to classify, with the means it needs."""
+        """To train, to share once, to rest, or to go on with the means that it needs."""
         inner = self.inner.ask(state.inner, client, round)
+        if self._left(state) and not self._goes_on:
+            return Message("classify", inner=inner)
         if self._left(state):
             new = state.holds.get(client) != state.averages
             trees = {"decoder": state.decoder} if new else {}
             return Message("vae", trees, {"send_decoder": self._due(state)}, inner=inner)
         if client not in state.releases:
             return Message("share", {"model": state.inner.model})
+        if not self._goes_on:
+            return Message("rest")
         served = state.served.get(client, frozenset())
         matched = match(self.matching, client, state.releases, served)
         trees = {"matched": matched, "decoder": state.decoder} if matched else {}
         return Message("classify", trees, inner=inner)
 
     def client(self, ask: Message, me: Client) -> tuple[Message, Memory]:
-        """One of the three phases."""
+        """One of the phases."""
         if ask.inner is None:
             return self._share(ask, me)
         if ask.kind == "vae":
@@ -124,7 +142,8 @@ class FedDPMS:
         memory = (me.memory.inner if begun else None) or Memory()
         inner = replace(me, memory=memory, synthetic=extra)
         reply, memory = self.inner.client(ask.inner, inner)
-        return Message("classify", numbers=numbers, inner=reply), Memory({}, extra, memory)
+        trees = {} if self._goes_on else _local(me, reply)
+        return Message("classify", numbers=numbers, inner=reply), Memory(trees, extra, memory)
 
     def _share(self, ask: Message, me: Client) -> tuple[Message, Memory]:
         """Release once, under the broadcast model; from then on send the stored release again."""
@@ -146,7 +165,7 @@ class FedDPMS:
         loss = vae_loss(self.vae, me.normals("latent noise"))
         memory = me.memory.inner or Memory()
         reply, memory = self.inner.client(inner, replace(me, loss=loss, memory=memory))
-        local = {"local": reply.trees["model"]} if me.privacy.release == "paper" else {}
+        local = _local(me, reply)
         rest, own = split(reply.trees["model"])
         reply = replace(reply, trees={**reply.trees, "model": rest})
         memory = Memory({"decoder": own, **local}, inner=memory)
@@ -156,7 +175,13 @@ class FedDPMS:
         return Message("vae", {"decoder": own}, {}, paid, reply), memory
 
     def server(self, state: Bank, replies: Mapping[int, Message]) -> Bank:
-        """Keep releases, or hand the inner replies on; start the inner method anew after T_p."""
+        """Keep releases, or hand the inner replies on; then calibrate the global classifier."""
+        state = self._served_by(state, replies)
+        known = (state.task, state.inner.model, state.releases)
+        return replace(state, head=calibrated(*known, self.calibration))
+
+    def _served_by(self, state: Bank, replies: Mapping[int, Message]) -> Bank:
+        """The state with releases, or with the inner replies; the inner method anew after T_p."""
         released = {c: r.trees["release"] for c, r in replies.items() if r.kind == "share"}
         if released:
             return replace(state, releases={**state.releases, **released})
@@ -164,6 +189,8 @@ class FedDPMS:
         inner = self.inner.server(state.inner, answers)
         if not self._left(state):
             return replace(state, inner=inner, served=self._served(state, answers))
+        if not self._goes_on:
+            return replace(state, inner=inner, prepared=state.prepared + 1)
         holds = {**state.holds, **dict.fromkeys(answers, state.averages)}
         if self._due(state):
             weights = [answers[c].numbers["examples"] for c in answers]
@@ -175,7 +202,16 @@ class FedDPMS:
 
     def _left(self, state: Bank) -> int:
         """Preliminary rounds still to come."""
-        return preliminary_rounds(self.preliminary_rounds, state.task) - state.prepared
+        return self._rounds(state.task) - state.prepared
+
+    def _rounds(self, task: Task) -> int:
+        """T_p."""
+        return preliminary_rounds(self.preliminary_rounds, task, 0.4 if self._goes_on else 0.95)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether clients train after they have shared."""
+        return self.secondary == "train"
 
     def _due(self, state: Bank) -> bool:
         """Whether the decoder is averaged after this preliminary round."""
@@ -190,3 +226,8 @@ class FedDPMS:
             matched = match(self.matching, c, state.releases, before)
             served[c] = before | set(matched["classes"].tolist() if matched else ())
         return served
+
+
+def _local(me: Client, reply: Message) -> dict[str, Tree]:
+    """What the paper's release encodes with: the model that the client has trained itself."""
+    return {"local": reply.trees["model"]} if me.privacy.release == "paper" else {}

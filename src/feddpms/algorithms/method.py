@@ -128,7 +128,7 @@ class Method(Protocol):
         ...
 
     def ask(self, state: Any, client: int, round: int) -> Message:
-        """What to send this client. Kind `share` asks for a release; training follows it."""
+        """What to send this client, who is asked again after `share`; `rest` is not sent."""
         ...
 
     def client(self, ask: Message, me: Client) -> tuple[Message, Memory]:

@@ -216,12 +216,17 @@ def _round(
     """One round: those asked to share do so first; then everybody trains.
 
     Who stays silent when asked to share is not asked to train: the method needs the share for it.
+    Who is to rest is asked nothing.
     Nothing that is not finite becomes part of the state.
     """
     down = up = 0
-    phase, broken, released = "share", "", dict[int, Tree]()
+    phase, broken = "rest", ""
+    released, replies = dict[int, Tree](), dict[int, Message]()
     for sharing in (True, False):
         asks = {c: method.ask(state, c, number) for c in cohort}
+        asks = {c: a for c, a in asks.items() if a.kind != "rest"}
+        if not asks:
+            break
         shares = {c: a for c, a in asks.items() if a.kind == "share"}
         assert sharing or not shares, "a method asked to share twice in one round"
         sent = shares or asks
@@ -233,7 +238,7 @@ def _round(
         up += sum(map(size, replies.values()))
         if shares:
             released = {c: _noisy(reply) for c, reply in replies.items() if _noisy(reply)}
-            cohort = [c for c in cohort if c in replies or c not in shares]
+            phase, cohort = "share", [c for c in cohort if c in replies or c not in shares]
         else:
             phase = next((a.kind for a in sent.values()), phase)
         state, broken = _serve(method, state, replies)

@@ -24,10 +24,14 @@ GRIDS = {
     "fedprox": ("method.mu", (0.001, 0.01, 0.1, 1.0)),
     "fedmix": ("method.lam", (0.01, 0.05, 0.1, 0.2)),
     "moon": ("method.mu", (0.1, 1.0, 5.0, 10.0)),
-    "feddpms": ("method.vae.weight", (0.0005, 0.005, 0.05, 0.5)),
+    "feddpms": ("method.calibration.steps", (25, 50, 100, 200)),
 }
 """by method, which setting is chosen, and of which values"""
-TUNED: dict[str, dict[str, float]] = {}
+TUNED: dict[str, dict[str, float]] = {
+    "fmnist": {"fedavg": 0.01, "fedprox": 0.01, "fedmix": 0.01, "moon": 5.0, "feddpms": 25},
+    "cifar10": {"fedavg": 0.003, "fedprox": 1.0, "fedmix": 0.05, "moon": 1.0, "feddpms": 50},
+    "cifar100": {"fedavg": 0.003, "fedprox": 0.001, "fedmix": 0.01, "moon": 5.0, "feddpms": 25},
+}
 """by data set and method, the value that was chosen; what is absent keeps its default"""
 
 

@@ -1,5 +1,6 @@
 """Examples that no client has: decoded from class means, mixed, restyled, or made of a model."""
 
+from feddpms.synthesis.calibration import Calibration, calibrated
 from feddpms.synthesis.generate import Drawing, Synthesis, extend, generate
 from feddpms.synthesis.inversion import (
     Inversion,
@@ -27,6 +28,7 @@ from feddpms.synthesis.sharing import Pool, candidates, completed, shared, wante
 from feddpms.synthesis.spectrum import amplitudes, interpolated, require_window, spectra, styled
 
 __all__ = [
+    "Calibration",
     "Drawing",
     "Filling",
     "Guidance",
@@ -38,6 +40,7 @@ __all__ = [
     "amplitudes",
     "averages",
     "balanced",
+    "calibrated",
     "candidates",
     "completed",
     "encode",

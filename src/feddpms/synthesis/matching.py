@@ -29,13 +29,13 @@ class Matching:
     """a class is needed if its noisy count is under this fraction of the client's mean count"""
 
 
-def preliminary_rounds(chosen: int, task: Task) -> int:
-    """T_p, the rounds before clients share; `chosen` 0 takes 40 % of all, at least one.
+def preliminary_rounds(chosen: int, task: Task, part: float = 0.4) -> int:
+    """T_p, the rounds before clients share; `chosen` 0 takes a part of all, and leaves one.
 
     Raises:
         ConfigError: no round is left after them.
     """
-    before = chosen or max(1, round(0.4 * task.rounds))
+    before = chosen or max(1, min(round(part * task.rounds), task.rounds - 1))
     if before < task.rounds:
         return before
     raise ConfigError(
