@@ -55,6 +55,10 @@ LOOSE = Privacy(target_epsilon=50.0, count_noise_multiplier=0.5, min_class_count
 """A release with little noise, so that small shards can share."""
 
 
+GOES_ON = {"secondary": "train", "calibration": {"steps": 0}}
+"""Settings of FedDPMS with the paper's phases, and nothing after them."""
+
+
 def client(shard: Shard, net, round: int = 1, id: int = 0, **changes) -> Client:
     """A client as the engine would make it."""
     local = changes.pop("local", Training(epochs=2, batch_size=8, lr=0.01))

@@ -17,6 +17,7 @@ from feddpms.privacy.attack import auc_limit
 from feddpms.privacy.mechanism import ClassSums, FixedMeans, gaussian
 from feddpms.report import plots
 from privacy.plant import planted
+from small import GOES_ON
 
 RUNS = 2000
 CASES = {
@@ -124,7 +125,7 @@ SMALL = {
     "local": {"epochs": 2},
     "net": {"width": 0.5},
     "privacy": {"target_epsilon": 50.0, "count_noise_multiplier": 0.5, "min_class_count": 3.0},
-    "method": {"name": "feddpms", "preliminary_rounds": 1},
+    "method": {"name": "feddpms", **GOES_ON, "preliminary_rounds": 1},
 }
 
 

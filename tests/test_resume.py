@@ -9,6 +9,7 @@ import pytest
 from feddpms import config, runs
 from feddpms.errors import RunFolderError
 from feddpms.folder import CHECKPOINT, MEMORIES
+from small import GOES_ON
 
 SMALL = {
     "rounds": 4,
@@ -20,11 +21,17 @@ SMALL = {
 }
 PAID = {"weights": "noisy", "training": {"kind": "dpsgd", "expected_examples": 64}}
 CASES = {
-    "feddpms": {"name": "feddpms", "preliminary_rounds": 2},
-    "feddpms+moon": {"name": "feddpms+moon", "preliminary_rounds": 1, "decoder_period": 0},
+    "feddpms": {"name": "feddpms", **GOES_ON, "preliminary_rounds": 2},
+    "resting": {"name": "feddpms", "preliminary_rounds": 1},
+    "feddpms+moon": {
+        "name": "feddpms+moon",
+        **GOES_ON,
+        "preliminary_rounds": 1,
+        "decoder_period": 0,
+    },
     "fedmix": {"name": "fedmix"},
     "fedda": {"name": "fedda", "preliminary_rounds": 2},
-    "feddpms+fedadam": {"name": "feddpms+fedadam", "preliminary_rounds": 2},
+    "feddpms+fedadam": {"name": "feddpms+fedadam", **GOES_ON, "preliminary_rounds": 2},
     "pfnm": {"name": "pfnm", "prior": {"gamma": 7.0}},
     "fedma": {"name": "fedma", "prior": {"gamma": 7.0}},
     "feddg": {"name": "feddg"},
@@ -34,9 +41,9 @@ CASES = {
     "sharing, some": {"name": "sharing", "preliminary_rounds": 1, "scarce_below": 0.9},
     "local": {"name": "local"},
     "central": {"name": "central"},
-    "some": {"name": "feddpms+moon", "preliminary_rounds": 2},
-    "private": {"name": "feddpms", "preliminary_rounds": 2},
-    "silent": {"name": "feddpms+moon", "preliminary_rounds": 1, "decoder_period": 1},
+    "some": {"name": "feddpms+moon", **GOES_ON, "preliminary_rounds": 2},
+    "private": {"name": "feddpms", **GOES_ON, "preliminary_rounds": 2},
+    "silent": {"name": "feddpms+moon", **GOES_ON, "preliminary_rounds": 1, "decoder_period": 1},
 }
 
 

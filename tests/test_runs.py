@@ -14,7 +14,7 @@ from feddpms.errors import ConfigError, DataError, FeddpmsError, RunFolderError
 from feddpms.models import NetSettings
 from feddpms.privacy import Privacy
 from feddpms.types import Memory, Shard
-from small import CLASSES, blobs, unseen
+from small import CLASSES, GOES_ON, blobs, unseen
 
 SMALL = Run(
     method=FedAvg(),
@@ -98,7 +98,7 @@ def test_a_taken_folder_is_left_as_it_is(written):
 
 
 BROKEN = [
-    replace(SMALL, method=FedDPMS(preliminary_rounds=2)),
+    replace(SMALL, method=FedDPMS(**GOES_ON, preliminary_rounds=2)),
     replace(SMALL, method=FedDPMS(inner=Scaffold()), local=Training(optimizer="adam")),
     replace(SMALL, partition=Partition(clients=5000)),
     replace(SMALL, privacy=Privacy(count_noise_multiplier=0.1)),

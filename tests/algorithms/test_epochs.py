@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from contract.test_contract import CASES, FEDERATED, same
+from contract.test_contract import CASES, FEDERATED, RESTING, same
 from feddpms import config, runs
 from feddpms.algorithms import FedAvg, Training
 from feddpms.algorithms.batches import epochs, shuffled
@@ -70,7 +70,7 @@ def test_a_range_of_one_number_is_that_number():
 def test_every_method_takes_the_drawn_steps(name):
     pooled = CASES[name].about.scope == "pooled"
     sizes = [95] if pooled else [24, 40, 31]
-    for record in go(CASES[name]).rounds:
+    for record in go(CASES[name]).rounds[: -1 if name in RESTING else None]:
         each = [drawn(k, record.round) * -(-n // 8) for k, n in enumerate(sizes)]
         assert record.numbers["steps"] == sum(each)
 

@@ -10,13 +10,13 @@ from feddpms.models import split
 from feddpms.privacy import Ledger
 from feddpms.rng import Rng
 from feddpms.types import Memory, Message, Task
-from small import CLASSES, LOOSE, client, small_net, three_shards, unseen
+from small import CLASSES, GOES_ON, LOOSE, client, small_net, three_shards, unseen
 
 ROUNDS, PREPARED = 6, 5
 
 
 def run(period: int, cohort: float = 1.0) -> Watched:
-    spy = Watched(FedDPMS(preliminary_rounds=PREPARED, decoder_period=period))
+    spy = Watched(FedDPMS(**GOES_ON, preliminary_rounds=PREPARED, decoder_period=period))
     shards, task = dict(enumerate(three_shards())), Task(CLASSES, 3, ROUNDS, 6)
     local = Training(epochs=1, batch_size=16, lr=0.01)
     crew = Crew(spy, shards, unseen(), small_net(), task, local, LOOSE, Rng(0))
@@ -60,7 +60,7 @@ def test_a_client_goes_on_with_the_average_or_else_with_its_own_decoder(new):
     )
     still = Training(epochs=1, batch_size=8, lr=1e-12)
     me = client(three_shards()[0], net, local=still, memory=Memory({"decoder": own}))
-    reply, memory = FedDPMS().client(ask, me)
+    reply, memory = FedDPMS(**GOES_ON).client(ask, me)
     for key, value in average.items():
         want = value if new else own[key]
         torch.testing.assert_close(memory.trees["decoder"][key], want)

@@ -87,9 +87,10 @@ def test_clients_that_come_late_or_fall_silent_get_what_they_want_in_the_end(eng
 def test_nothing_is_shared_in_the_preliminary_rounds_which_are_as_many_as_those_of_feddpms():
     for rounds, first in {2: 1, 3: 1, 5: 2, 10: 4, 13: 5, 50: 20}.items():
         task = replace(TASK, rounds=rounds)
-        state = FedDPMS().start(small_net().state_dict(), task)
+        dpms = FedDPMS(secondary="train")
+        state = dpms.start(small_net().state_dict(), task)
         assert Sharing().start(small_net().state_dict(), task).left == first
-        assert FedDPMS()._left(state) == first
+        assert dpms._left(state) == first
     outcome, ledger = go(Sharing(), rounds=5)
     plain, _ = go(FedAvg(), rounds=5)
     assert {e.round for e in ledger.entries if e.event.channel in CHANNELS} == {3}

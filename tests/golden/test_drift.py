@@ -38,7 +38,7 @@ from feddpms.config import parse
 from feddpms.errors import ConfigError
 from feddpms.models import trunk
 from feddpms.types import Shard, Task
-from small import client, small_net, three_shards
+from small import GOES_ON, client, small_net, three_shards
 
 N = len(SIZES)
 
@@ -318,7 +318,7 @@ def test_adam_is_refused_unless_the_settings_say_what_to_do(name):
 def test_inside_feddpms_the_decoder_is_not_steered(name):
     """It stays with a client for several rounds, so nothing brings it back to a global one."""
     inner = settled(METHODS[name])
-    method = FedDPMS(inner=inner, preliminary_rounds=2)
+    method = FedDPMS(**GOES_ON, inner=inner, preliminary_rounds=2)
     net, task = small_net(), Task(3, 3, 5, 6)
     state = method.start(net.state_dict(), task)
     for t in (1, 2):

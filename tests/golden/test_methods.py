@@ -42,6 +42,7 @@ from feddpms.privacy import Ledger, Privacy, calibrate
 from feddpms.rng import Rng
 from feddpms.synthesis import Drawing, Matching
 from feddpms.types import Shard, Task
+from small import GOES_ON
 
 SIZES, ROUNDS, EPOCHS, BATCH, LR = [5, 9, 7], 3, 2, 4, 0.5
 TRAINING = Training(
@@ -342,7 +343,7 @@ def synthesise(w, k, releases):
 def test_feddpms():
     w = full = prepare_vae()
     models, outcome = run(
-        FedDPMS(preliminary_rounds=1, vae=VAE, synthesis=DRAWING, matching=Matching())
+        FedDPMS(**GOES_ON, preliminary_rounds=1, vae=VAE, synthesis=DRAWING, matching=Matching())
     )
     sent_on = {k: v for k, v in full.items() if not k.startswith("log_variance")}
     expect_equal(models[0], sent_on)

@@ -37,9 +37,14 @@ seed = 5
 rounds = 3
 data = {name = "npz", dir = "images.npz"}
 partition = {kind = "file", path = "rows.json", clients = 3}
-method = {name = "feddpms", preliminary_rounds = 1, synthesis = {per_class = 4}}
 net = {width = 0.25, latent = 8, hidden = 16}
 local = {epochs = 1, batch_size = 256}
+
+[method]
+name = "feddpms"
+secondary = "train"
+preliminary_rounds = 1
+synthesis = {per_class = 4}
 """
 PRIVATE = [  # at the rate and for the steps of test_private_training: calibration is kept in mind
     "local.epochs=2",

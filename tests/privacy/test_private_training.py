@@ -40,7 +40,7 @@ from feddpms.report.load import load as load_folder
 from feddpms.rng import Rng
 from feddpms.synthesis import Drawing
 from feddpms.types import Batch, Shard, Task
-from small import CLASSES, LOOSE, TASK, client, small_net, three_shards, unseen
+from small import CLASSES, GOES_ON, LOOSE, TASK, client, small_net, three_shards, unseen
 
 pytest.importorskip("opacus")
 
@@ -418,7 +418,7 @@ VALUES = {
         "training": {"kind": "dpsgd", "expected_batch_size": 16, "expected_examples": 64},
     },
 }
-FEDDPMS = {"name": "feddpms", "preliminary_rounds": 1, "synthesis": {"per_class": 5}}
+FEDDPMS = {"name": "feddpms", **GOES_ON, "preliminary_rounds": 1, "synthesis": {"per_class": 5}}
 CASES = {
     "feddpms": {"method": FEDDPMS},
     "fedavg": {"method": "fedavg"},
@@ -704,7 +704,9 @@ def noisy_run(method, rounds=4, **privacy):
     return spy, ledger, simulate(crew, Engine(), ledger)
 
 
-DPMS = FedDPMS(preliminary_rounds=2, vae=VaeSettings(weight=0.05), synthesis=Drawing(per_class=4))
+DPMS = FedDPMS(
+    **GOES_ON, preliminary_rounds=2, vae=VaeSettings(weight=0.05), synthesis=Drawing(per_class=4)
+)
 
 
 @pytest.mark.parametrize("method", [DPMS, FedAvg(), FedProx(mu=0.1)])

@@ -24,7 +24,7 @@ from feddpms.privacy.mechanism import ClassSums, FixedMeans, Histogram
 from feddpms.rng import Rng
 from feddpms.synthesis import Drawing, Matching, encode, means
 from feddpms.types import Memory, Message, Shard, Task, Tree
-from small import CLASSES, client
+from small import CLASSES, GOES_ON, client
 
 TASK = Task(classes=CLASSES, clients=3, rounds=4, latent=6)
 M, LEAST, BATCH = 4, 3, 8
@@ -184,7 +184,7 @@ def share_path(
     model: Tree | None = None,
 ) -> Path:
     """The share exchange of a client that has trained without protection, so it alone is seen."""
-    method = method or FedDPMS(preliminary_rounds=1)
+    method = method or FedDPMS(**GOES_ON, preliminary_rounds=1)
     ask, calls = Message("share", {"model": model or broadcast(norm)}), itertools.count()
 
     def path(shard: Shard) -> Iterator[Message | Account]:
@@ -249,7 +249,7 @@ def conversation(privacy: Privacy, method, asks: list[Message]) -> Path:
 
 
 def small_dpms(**more) -> FedDPMS:
-    values = {"preliminary_rounds": 1, "vae": VaeSettings(weight=0.05)}
+    values = {**GOES_ON, "preliminary_rounds": 1, "vae": VaeSettings(weight=0.05)}
     return FedDPMS(**{**values, "synthesis": Drawing(per_class=3), **more})
 
 
