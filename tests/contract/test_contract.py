@@ -54,7 +54,7 @@ OWN_SETTINGS = ("fedda", "feddpms", "pfnm")
 CASES: dict[str, Method] = {
     **{name: settled(cls) for name, cls in METHODS.items() if name not in OWN_SETTINGS},
     "feddpms": FedDPMS(**DPMS),
-    "feddpms, resting": FedDPMS(preliminary_rounds=3),
+    "feddpms, resting": FedDPMS(),
     "feddpms, decoder every round": FedDPMS(**DPMS, decoder_period=1),
     "feddpms, decoder once, pair": FedDPMS(**DPMS, decoder_period=0, matching={"kind": "pair"}),
     "feddpms+fedprox": FedDPMS(**DPMS, inner=FedProx(mu=0.1)),

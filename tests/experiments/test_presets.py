@@ -68,13 +68,22 @@ def test_preliminary_rounds_are_parts_of_all():
     made = {run.method.preliminary_rounds for run in runs("preliminary")}
     assert made == {2, 4, 6, 8, 10, 12}
     dpms = [run.method for run in runs("figure3") if method_name(run.method) == "feddpms"]
-    assert {method.preliminary_rounds for method in dpms} == {6, 8, 10}
+    assert {method.preliminary_rounds for method in dpms} == {0, 6, 8, 10}
+    assert all((m.secondary == "train") == (m.preliminary_rounds > 0) for m in dpms)
 
 
 def test_an_ablation_changes_what_it_says():
     found = {c.ablation: config.parse(c.values).method for c in cells("ablation", SMALL, [0], {})}
-    assert found["no synthesis"].synthesis.per_class == 0
-    assert found["global filter"].synthesis.filter == "global"
+    assert found["no calibration"].calibration.steps == 0
+    assert found["no calibration"].secondary == "rest"
+    assert {k for k, m in found.items() if getattr(m, "secondary", "") == "train"} == {
+        "images",
+        "filtered images",
+        "images and calibration",
+    }
+    assert found["filtered images"].synthesis.filter == "global"
+    assert found["images"].calibration.steps == found["filtered images"].calibration.steps == 0
+    assert found["images and calibration"].calibration.steps == 100
     weights = {c.ablation: config.parse(c.values).method for c in cells("lambda", SMALL, [0], {})}
     assert all(float(k.split()[1]) == m.vae.weight for k, m in weights.items())
     budgets = {c.ablation: config.parse(c.values).privacy for c in cells("privacy", SMALL, [0], {})}

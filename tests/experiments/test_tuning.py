@@ -89,7 +89,7 @@ def test_data_sets_choose_apart():
 
 @pytest.fixture
 def chosen(monkeypatch):
-    values = {"fmnist": {"fedavg": 0.003, "moon": 5.0, "feddpms": 0.5}}
+    values = {"fmnist": {"fedavg": 0.003, "moon": 5.0, "feddpms": 70}}
     monkeypatch.setattr(tuning, "TUNED", values)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from feddpms.config import Values, merge, method_values
 from feddpms.experiments.tuning import GRIDS, HELD_OUT, setting, tuned, words
@@ -134,9 +135,8 @@ def _table2(scale: Scale, seed: int) -> list[Cell]:
 
 
 def _figure3(scale: Scale, seed: int) -> list[Cell]:
-    """Curves of all methods, FedDPMS with three numbers of preliminary rounds."""
-    others = [cell(scale, seed, d, m) for d in DATA for m in METHODS if m != "feddpms"]
-    return others + _preliminary_of(scale, seed, (0.3, 0.4, 0.5))
+    """Curves of all methods, and of the paper's phases with three numbers of preliminary rounds."""
+    return _table1(scale, seed) + _preliminary_of(scale, seed, (0.3, 0.4, 0.5))
 
 
 def _preliminary(scale: Scale, seed: int) -> list[Cell]:
@@ -145,15 +145,15 @@ def _preliminary(scale: Scale, seed: int) -> list[Cell]:
 
 
 def _preliminary_of(scale: Scale, seed: int, parts: Sequence[float]) -> list[Cell]:
-    """FedDPMS with these parts of all rounds before the release."""
+    """FedDPMS that goes on after these parts of all rounds."""
     counts = [max(1, round(part * scale.rounds)) for part in parts]
-    changes = {f"{n} preliminary rounds": {"method": {"preliminary_rounds": n}} for n in counts}
+    changes = {f"{n} preliminary rounds": _decoding(preliminary_rounds=n) for n in counts}
     return _changed(scale, seed, changes)
 
 
 def _lambda(scale: Scale, seed: int) -> list[Cell]:
     """How much the auto-encoder's loss weighs."""
-    changes = {f"lambda {w:g}": {"method": {"vae": {"weight": w}}} for w in LAMBDAS}
+    changes = {f"lambda {w:g}": _decoding(vae={"weight": w}) for w in LAMBDAS}
     return _changed(scale, seed, changes)
 
 
@@ -161,6 +161,11 @@ def _privacy(scale: Scale, seed: int) -> list[Cell]:
     """What the release's noise costs."""
     changes = {f"epsilon {e:g}": {"privacy": {"target_epsilon": e}} for e in EPSILONS}
     return _changed(scale, seed, changes)
+
+
+def _decoding(**more: Any) -> Values:
+    """The paper's phases: clients go on, on decoded images; nothing is calibrated."""
+    return {"method": {"secondary": "train", "calibration": {"steps": 0}, **more}}
 
 
 def _changed(scale: Scale, seed: int, changes: Mapping[str, Values]) -> list[Cell]:
@@ -191,10 +196,12 @@ def _tuning(scale: Scale, seed: int) -> list[Cell]:
 
 
 def _ablation(scale: Scale, seed: int) -> list[Cell]:
-    """Where the gain comes from: nothing shared, no filter or one, real examples."""
+    """Where the gain comes from: no synthetic data, images with and without a filter, real ones."""
     changes = {
-        "no synthesis": {"method": {"synthesis": {"per_class": 0}}},
-        "global filter": {"method": {"synthesis": {"filter": "global"}}},
+        "no calibration": {"method": {"calibration": {"steps": 0}}},
+        "images": _decoding(),
+        "filtered images": _decoding(synthesis={"filter": "global"}),
+        "images and calibration": {"method": {"secondary": "train"}},
     }
     cells = []
     for data in DATA:
@@ -213,8 +220,8 @@ EXPERIMENTS = {
     "table2": Experiment("10 to 50 clients on CIFAR-100 (paper, table 2)", _table2),
     "figure3": Experiment("curves; 30, 40, 50 % preliminary rounds (paper, figure 3)", _figure3),
     "tuning": Experiment("each method's setting, on held-out training examples", _tuning),
-    "preliminary": Experiment("FedDPMS with 10 to 60 % preliminary rounds", _preliminary),
-    "lambda": Experiment("FedDPMS with the auto-encoder's weight 0.0005 to 0.5", _lambda),
+    "preliminary": Experiment("decoded images after 10 to 60 % preliminary rounds", _preliminary),
+    "lambda": Experiment("decoded images with the auto-encoder's weight 0.0005 to 0.5", _lambda),
     "privacy": Experiment("FedDPMS with epsilon 0.1 to 16, and next to no noise", _privacy),
     "ablation": Experiment("FedDPMS without its parts, and with real examples", _ablation),
 }

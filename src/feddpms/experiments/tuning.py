@@ -28,9 +28,9 @@ GRIDS = {
 }
 """by method, which setting is chosen, and of which values"""
 TUNED: dict[str, dict[str, float]] = {
-    "fmnist": {"fedavg": 0.01, "fedprox": 0.01, "fedmix": 0.01, "moon": 5.0, "feddpms": 25},
-    "cifar10": {"fedavg": 0.003, "fedprox": 1.0, "fedmix": 0.05, "moon": 1.0, "feddpms": 50},
-    "cifar100": {"fedavg": 0.003, "fedprox": 0.001, "fedmix": 0.01, "moon": 5.0, "feddpms": 25},
+    "fmnist": {"fedavg": 0.01, "fedprox": 0.01, "fedmix": 0.01, "moon": 5.0, "feddpms": 100},
+    "cifar10": {"fedavg": 0.003, "fedprox": 1.0, "fedmix": 0.05, "moon": 1.0, "feddpms": 25},
+    "cifar100": {"fedavg": 0.003, "fedprox": 0.001, "fedmix": 0.01, "moon": 5.0},
 }
 """by data set and method, the value that was chosen; what is absent keeps its default"""
 
