@@ -22,7 +22,8 @@ def test_a_table_is_that_of_its_lines(name, text):
 
 
 def test_settings_are_those_that_the_recorded_tries_choose():
-    assert winners(read(ROOT / "benchmarks/results/tuning.jsonl")) == TUNED
+    for data, chosen in winners(read(ROOT / "benchmarks/results/tuning.jsonl")).items():
+        assert chosen.items() <= TUNED[data].items()
 
 
 @pytest.mark.parametrize("name", [name for name, _ in MARKED])
