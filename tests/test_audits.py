@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from feddpms import audits, config, runs
+from feddpms.cli import main
 from feddpms.errors import ConfigError, RunFolderError
 from feddpms.prepare import prepare
 from feddpms.privacy import Privacy, release
@@ -152,6 +153,22 @@ def test_attacks_report_intervals_and_pictures(finished):
         assert 0 <= m.tpr_at_1_low <= m.tpr_at_1 <= m.tpr_at_1_high <= 1
     assert found.baseline.auc_low < 0.5 < found.baseline.auc_high
     assert said["model"]["auc"] == found.model.auc
+
+
+def test_without_a_decoder_means_are_attacked_and_nothing_is_drawn(tmp_path, capsys, monkeypatch):
+    method = {"name": "feddpms", "preliminary_rounds": 2}
+    runs.run(config.parse({**SMALL, "method": method}), tmp_path / "resting")
+    assert not any(
+        k.startswith("decoder.") for k in load_file(tmp_path / "resting/model.safetensors")
+    )
+    monkeypatch.setattr("sys.argv", ["feddpms", "audit", "attack", str(tmp_path / "resting")])
+    main()
+    said = json.loads((tmp_path / "resting" / "attack.json").read_text())
+    assert said["synthetic"] is None
+    assert said["means"]["auc"] > 0
+    assert said["limit"] > 0.5
+    assert not (tmp_path / "resting" / "attack.png").exists()
+    assert "no decoder was trained" in capsys.readouterr().out
 
 
 def test_a_run_that_released_nothing_is_attacked_by_its_model_alone(finished):

@@ -62,7 +62,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 def finished(tmp_path_factory) -> dict[str, Path | Said]:
     """Three runs of the same settings: twice by options, once from the first one's run.toml."""
     folder = tmp_path_factory.mktemp("runs")
-    options = ["run", "--method", "feddpms", *SMALL]
+    options = ["run", "--method", "feddpms", *SMALL, "--set", "method.secondary=train"]
     first = feddpms_command(*options, "--out", "a", folder=folder)
     feddpms_command(*options, "--out", "b", folder=folder)
     feddpms_command("run", "a/run.toml", "--out", "c", folder=folder)

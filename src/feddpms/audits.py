@@ -126,14 +126,16 @@ class Attacks:
 
     Attributes:
         model: membership by the final model's loss (Yeom et al. 2018).
-        synthetic: membership by the distance to the nearest synthetic image; None without any.
+        synthetic: membership by the distance to the nearest synthetic image; None without any, or
+            without a decoder to make them.
         means: membership by the distance of a record's code, under the final model, to its class's
             nearest released mean; None without any.
         baseline: membership by the images alone, which no model was needed for; far from 1/2 it
             says that members and others differ, and the rows above mean less.
         limit: AUC that no attack on the releases alone can exceed, since they are mu-GDP; None
             without any, or for the paper's.
-        picture: what an eavesdropper decodes from the released means; None without any.
+        picture: what an eavesdropper decodes from the released means; None without any, or without
+            a decoder: one that it trains on images of its own is not tried.
     """
 
     model: Membership
@@ -148,7 +150,7 @@ def attack(folder: Path) -> Attacks:
     """Attack a finished run: is a record one of those it was trained on?
 
     Members are the clients' records, others the test set. Writes `attack.json`, and `attack.png`
-    if anything was released.
+    if anything was released and can be decoded.
 
     Raises:
         FeddpmsError: the folder is not that of a finished run, or its data cannot be read.
@@ -165,14 +167,15 @@ def attack(folder: Path) -> Attacks:
     members = _some(pooled, rng.torch("members"))
     others = _some(data.test, rng.torch("others"))
     released = _released(folder / "released.safetensors", prepared.task)
-    net = _loaded(prepared.net, folder / "model.safetensors", bool(released)).eval()
-    made = _draw(settings, net, released, rng)
+    decodes = bool(released) and _trains_a_decoder(settings)
+    net = _loaded(prepared.net, folder / "model.safetensors", decodes).eval()
+    made = _draw(settings, net, released, rng) if decodes else None
     found = Attacks(
         model=membership(-_losses(net, members), -_losses(net, others)),
         synthetic=_by_distance(members, others, made) if made else None,
-        means=_by_code(net, members, others, released) if made else None,
+        means=_by_code(net, members, others, released) if released else None,
         baseline=_baseline(members, others),
-        limit=_limit(settings.privacy) if made else None,
+        limit=_limit(settings.privacy) if released else None,
         picture=folder / "attack.png" if made else None,
     )
     plain = {k: v for k, v in asdict(found).items() if k != "picture"}
@@ -255,10 +258,14 @@ def _losses(net, shard: Shard) -> np.ndarray:
     return torch.cat(each).nan_to_num(1e30).numpy()
 
 
-def _draw(settings: Run, net, released: dict[int, Tree], rng: Rng) -> Shard | None:
+def _trains_a_decoder(settings: Run) -> bool:
+    """Whether what was released can be decoded by what was sent."""
+    method = settings.method
+    return not isinstance(method, FedDPMS) or method.secondary == "train"
+
+
+def _draw(settings: Run, net, released: dict[int, Tree], rng: Rng) -> Shard:
     """Synthetic images, as anyone can draw them from the released means and the decoder."""
-    if not released:
-        return None
     method = settings.method
     spread = method.synthesis.spread if isinstance(method, FedDPMS) else 0.3
     drawing = Drawing(per_class=MADE, amount="per_class", spread=spread)

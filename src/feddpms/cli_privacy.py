@@ -177,7 +177,8 @@ def audit_attack(
         ("distance to released means", found.means),
     ):
         if m is None:
-            rows.append((name, "nothing was released under noise", "", "", ""))
+            why = "no decoder was trained" if found.means else "nothing was released under noise"
+            rows.append((name, why, "", "", ""))
             continue
         rows.append(
             (

@@ -43,7 +43,7 @@ class Bank:
     Attributes:
         task: what everybody knows.
         inner: what the training method remembers.
-        decoder: the latest average of the clients' decoders.
+        decoder: the latest average of the clients' decoders; empty if they train none.
         averages: how often it was averaged.
         holds: which average, by its number, each client was sent last.
         prepared: preliminary rounds done.
@@ -107,7 +107,9 @@ class FedDPMS:
         self._rounds(task)  # complains if no round is left
         rest, decoder = split(model)
         inner = self.inner.start(rest, task)  # complains of what it cannot average
-        return Bank(task, inner if self._goes_on else self.inner.start(trunk(rest), task), decoder)
+        if self._goes_on:
+            return Bank(task, inner, decoder)
+        return Bank(task, self.inner.start(trunk(rest), task), {})
 
     def ask(self, state: Bank, client: int, round: int) -> Message:
         """To train, to share once, to rest, or to go on with the means that it needs."""
