@@ -14,6 +14,7 @@ from feddpms.errors import ConfigError, RunFolderError
 from feddpms.experiments import make, missing, predicted, read
 from feddpms.experiments.lines import command, line, write
 from feddpms.experiments.presets import Scale, cell
+from feddpms.experiments.tables import tables
 from feddpms.report.load import find
 
 TINY = Scale(fraction=0.1, rounds=2, epochs=1, width=0.25)
@@ -58,7 +59,12 @@ def test_a_line_says_what_was_run_and_what_it_came_to(tmp_path):
     assert plain.last5_accuracy == pytest.approx(sum(plain.accuracies) / 2, abs=1e-6)
     assert set(plain.versions) == {"python", "feddpms", "torch"}
     assert read(tmp_path / "r/x.jsonl") == [plain, dpms]
-    assert (tmp_path / "out/report.html").exists()
+    page = (tmp_path / "out/report.html").read_text()
+    (ours,) = tables("x", [plain, dpms])
+    assert page.count(f"<h2>{ours.title}</h2>") == 1
+    for words in (*ours.head, *(one for row in ours.rows for one in row)):
+        assert f">{words}<" in page
+    assert "arXiv 2206.00686" in page
     keys = json.loads((tmp_path / "r/x.jsonl").read_text().splitlines()[0])
     assert list(keys)[:16] == [
         *("data", "fraction", "beta", "clients", "rounds", "local_epochs", "method", "seed"),

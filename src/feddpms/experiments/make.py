@@ -11,6 +11,7 @@ from feddpms.data import Data, training_rows
 from feddpms.errors import ConfigError
 from feddpms.experiments.lines import Line, command, line, read, write
 from feddpms.experiments.presets import EXPERIMENTS, WHOLE, Cell, Scale
+from feddpms.experiments.tables import tables
 from feddpms.report import page
 from feddpms.report.load import RunFolder, find, load
 from feddpms.runs import OnRound
@@ -84,9 +85,11 @@ def make(
             made = elsewhere.get(key) or line(one, _made(one, out, on_start, workers))
             own[key] = replace(made, ablation=one.ablation)
             write(results, list(own.values()))
+    made = [own[command(one)] for one in placed]
     if any(out.glob("*/run.toml")):
-        page.write(find([out]), out / "report.html")
-    return [own[command(one)] for one in placed]
+        ours = tables(results.stem, made)
+        page.write(find([out]), out / "report.html", tables=ours)
+    return made
 
 
 def missing(todo: Sequence[Cell], results: Path, dirs: Mapping[str, str]) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""Tables of finished cells in Markdown, and their place in a document."""
+"""Tables of finished cells, in Markdown and for a page, and their place in a document."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from feddpms import records
 from feddpms.errors import RunFolderError
 from feddpms.experiments.lines import Line
-from feddpms.experiments.paper import GAINS
+from feddpms.experiments.paper import GAINS, SOURCE
 from feddpms.report.compare import (
     REFERENCE,
     interval,
@@ -17,11 +17,25 @@ from feddpms.report.compare import (
     points,
     spread,
 )
+from feddpms.report.page import Table
 
+CAPTION = (
+    "Accuracy of the last round, never of the best one; mean ± sample standard deviation over "
+    "seeds. Differences are paired by seed, in percentage points, with Student's interval. The "
+    f"paper's column: {SOURCE}."
+)
 Key = tuple[str, float, float, int, int, int, float]
 
 
 def table(name: str, lines: Sequence[Line]) -> str:
+    """The tables in Markdown; arguments as for `tables`."""
+    return "\n".join(
+        "\n".join([f"**{one.title}**", "", *markdown_rows([one.head, *one.rows]), ""])
+        for one in tables(name, lines)
+    )
+
+
+def tables(name: str, lines: Sequence[Line]) -> list[Table]:
     """One table for each data set, beta, number of clients and size of a run.
 
     Args:
@@ -33,16 +47,16 @@ def table(name: str, lines: Sequence[Line]) -> str:
         size = (one.clients, one.rounds, one.local_epochs, one.validation)
         key = (one.data, one.beta, one.fraction, *size)
         groups.setdefault(key, []).append(one)
-    return "\n".join(_group(name, key, groups[key]) for key in sorted(groups))
+    return [_group(name, key, groups[key]) for key in sorted(groups)]
 
 
-def _group(name: str, key: Key, lines: Sequence[Line]) -> str:
-    """A caption and the rows of what may be compared."""
+def _group(name: str, key: Key, lines: Sequence[Line]) -> Table:
+    """The rows of what may be compared."""
     data, beta, fraction, clients, rounds, epochs, validation = key
     scored = f", {100 * validation:g} % of it held out and scored" if validation else ""
-    caption = (
-        f"**{data}, {100 * fraction:g} % of the training data{scored}, beta {beta:g}, "
-        f"{clients} clients, {rounds} rounds of {epochs} epochs**"
+    title = (
+        f"{data}, {100 * fraction:g} % of the training data{scored}, beta {beta:g}, "
+        f"{clients} clients, {rounds} rounds of {epochs} epochs"
     )
     rows: dict[str, list[Line]] = {}
     for one in lines:
@@ -50,12 +64,12 @@ def _group(name: str, key: Key, lines: Sequence[Line]) -> str:
         rows.setdefault(label, []).append(one)
     base = _finals(rows.get(REFERENCE, []))
     head = ["method", "seeds", "final acc. %", "last five %", f"vs {REFERENCE}", "95 % interval"]
-    cells = [[*head, "relative, %", "paper, relative, %"]]
+    cells: list[list[str]] = []
     for label in sorted(rows, key=lambda label: (label != REFERENCE, label)):
         published = GAINS.get(name, {}).get((data, clients)) if label == "feddpms" else None
         theirs = "-" if published is None else f"+{published:g}"
         cells.append([*_row(label, rows[label], base), theirs])
-    return "\n".join([caption, "", *markdown_rows(cells), ""])
+    return Table(title, [*head, "relative, %", "paper, relative, %"], cells, CAPTION)
 
 
 def _row(label: str, lines: Sequence[Line], base: dict[int, float]) -> list[str]:

@@ -43,12 +43,32 @@ class Figure:
     caption: str
 
 
-def page(folders: Iterable[RunFolder], title: str | None = None) -> str:
+@dataclass(frozen=True)
+class Table:
+    """A table that stands before what the runs tell.
+
+    Attributes:
+        title: its heading.
+        head: names of the columns.
+        rows: cells, as many as there are columns in each.
+        caption: how to read it, in words.
+    """
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    caption: str
+
+
+def page(
+    folders: Iterable[RunFolder], title: str | None = None, tables: Sequence[Table] = ()
+) -> str:
     """The page's HTML.
 
     Args:
         folders: the runs, of one method or many.
         title: heading of the page; as a default, what was run.
+        tables: of more than these runs; they come first.
 
     Raises:
         RunFolderError: there is no run, or two finished runs of a row have the same seed.
@@ -68,23 +88,29 @@ def page(folders: Iterable[RunFolder], title: str | None = None) -> str:
     versions = ", ".join(sorted({folder.run.version for folder in folders}))
     template = world.get_template("page.html")
     title = _title(groups) if title is None else title
-    return template.render(title=title, groups=values, versions=versions, runs=len(folders))
+    return template.render(
+        title=title, tables=tables, groups=values, versions=versions, runs=len(folders)
+    )
 
 
 def write(
-    folders: Iterable[RunFolder], path: str | os.PathLike[str], title: str | None = None
+    folders: Iterable[RunFolder],
+    path: str | os.PathLike[str],
+    title: str | None = None,
+    tables: Sequence[Table] = (),
 ) -> None:
     """Write the page to a file, whole or not at all.
 
     Args:
         folders: the runs.
         path: the file; one that is there is replaced.
-        title: heading of the page; as a default, what was run.
+        title: as for `page`.
+        tables: as for `page`.
 
     Raises:
         RunFolderError: as `page`, or the file cannot be written.
     """
-    text = page(folders, title)
+    text = page(folders, title, tables)
     if Path(path).is_dir():
         raise RunFolderError(f"cannot write a report at {path}: it is a folder; name a file")
     try:
