@@ -69,7 +69,7 @@ class RoundRecord:
     Attributes:
         round: 1..rounds.
         phase: the kind of its training messages: "train", "vae", "classify"; "share" if nobody got
-            as far.
+            as far; "rest" if nobody was asked.
         test_accuracy: in [0, 1], of the global model; for `local`, mean over the clients' models.
             NaN if the loss is not finite: such a model predicts nothing.
         test_loss: mean cross entropy on the test set, in nats.

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from feddpms import records
 from feddpms.errors import RunFolderError
-from feddpms.report import compare, plots
+from feddpms.report import compare, lacking, plots
 from feddpms.report.compare import Group, Row
 from feddpms.report.load import RunFolder
 from feddpms.report.plots import Curve
@@ -140,6 +140,7 @@ def _group(group: Group, name: str) -> dict[str, Any]:
         "left_out": compare.left_out_lines(group),
         "figures": _figures(group, name),
         "per_class": _per_class_table(group),
+        "lacking": (lacking.HEAD, lacking.table(group.rows)),
         "sheets": [s for i, row in enumerate(group.rows) for s in _sheets(row, f"{name}-{i}")],
         "privacy": [_privacy(row) for row in group.rows],
         "costs": (costs, cost_rows),
