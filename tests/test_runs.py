@@ -11,10 +11,10 @@ from feddpms import FedAvg, FedDPMS, Run, Scaffold, compare, config, records, ru
 from feddpms.algorithms import Training
 from feddpms.data import Data, Dataset, Partition
 from feddpms.errors import ConfigError, DataError, FeddpmsError, RunFolderError
-from feddpms.models import NetSettings
+from feddpms.models import NetSettings, trunk
 from feddpms.privacy import Privacy
 from feddpms.types import Memory, Shard
-from small import CLASSES, GOES_ON, blobs, unseen
+from small import CLASSES, GOES_ON, TASK, blobs, small_net, unseen
 
 SMALL = Run(
     method=FedAvg(),
@@ -180,7 +180,7 @@ def made_of(*classes: int) -> Memory:
 
 def test_the_sheet_shows_real_images_of_the_test_set_and_synthetic_ones_by_class():
     memories = {1: made_of(*[2] * 20), 0: made_of(0, 2), 2: Memory()}
-    sheet = sheets.sheet(SET, memories)
+    sheet = sheets.sheet(SET, memories, TASK, {})
     assert sheet["real"].shape == sheet["synthetic"].shape == (CLASSES, sheets.SHEET, 1, 4, 4)
     assert sheet["real"].dtype == sheet["synthetic"].dtype == torch.uint8
     assert sheet["synthetic_count"].tolist() == [1, 0, sheets.SHEET]
@@ -197,14 +197,27 @@ def test_the_sheet_shows_real_images_of_the_test_set_and_synthetic_ones_by_class
 
 
 def test_no_image_of_a_client_is_on_the_sheet():
-    sheet = sheets.sheet(SET, {0: made_of(0)})
+    sheet = sheets.sheet(SET, {0: made_of(0)}, TASK, {})
     train = {tuple(x.mul(255).round().byte().flatten().tolist()) for x in SET.train.x}
     assert not train & {tuple(x.flatten().tolist()) for c in sheet["real"] for x in c}
 
 
+def test_with_a_decoder_the_real_images_are_shown_as_it_rebuilds_them():
+    net = small_net().eval()
+    model = {k: v for k, v in net.state_dict().items() if not k.startswith("log_variance.")}
+    sheet = sheets.sheet(SET, {0: made_of(0)}, TASK, model)
+    real = sheet["real"].flatten(0, 1) / 255
+    with torch.no_grad():
+        want = (net.decode(net.code(real)) * 255).reshape(sheet["real"].shape)
+    assert sheet["reconstructed"].dtype == torch.uint8
+    assert (sheet["reconstructed"] - want).abs().max() < 2  # real ones were rounded to bytes
+    assert want.std() > 0
+    assert "reconstructed" not in sheets.sheet(SET, {0: made_of(0)}, TASK, trunk(model))
+
+
 @pytest.mark.parametrize("memories", [{}, {0: Memory()}, {0: made_of()}])
 def test_there_is_no_sheet_without_synthetic_images(memories):
-    assert sheets.sheet(SET, memories) == {}
+    assert sheets.sheet(SET, memories, TASK, {}) == {}
 
 
 def test_pooled_records_are_in_the_ledger_and_void_a_finite_total(tmp_path):

@@ -264,7 +264,8 @@ def _go_on(
         )
         result = _result(settings, outcome, writing.rounds(), writing.ledger, folder)
         writing.finish(PrivacyRecord(claim=result.claim))
-    _finish(folder, outcome, sheet(data, outcome.memories), settings.privacy.noise)
+    images = sheet(data, outcome.memories, prepared.task, outcome.model)
+    _finish(folder, outcome, images, settings.privacy.noise)
     forget_checkpoint(folder)
     return result
 

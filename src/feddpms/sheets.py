@@ -10,9 +10,10 @@ from feddpms import records
 from feddpms.config import Run
 from feddpms.data import Dataset, counts, load, split, table
 from feddpms.errors import RunFolderError
+from feddpms.models import rebuilt
 from feddpms.report import plots
 from feddpms.rng import Rng
-from feddpms.types import Memory, Shard
+from feddpms.types import Memory, Shard, Task, Tree
 
 SHEET = 8
 """images of a class on the sheet"""
@@ -47,14 +48,25 @@ def show_partition(settings: Run, picture: Path) -> tuple[str, Path]:
     return table(held, data.classes), picture
 
 
-def sheet(data: Dataset, memories: Mapping[int, Memory]) -> dict[str, Tensor]:
+def sheet(
+    data: Dataset,
+    memories: Mapping[int, Memory],
+    task: Task,
+    model: Tree,
+) -> dict[str, Tensor]:
     """Test images and synthetic images by class, as bytes; empty if no method made any.
 
     Of each client a few of a class, so that no more than one memory is looked at a time.
 
+    Args:
+        data: its test set is shown.
+        memories: what the clients keep.
+        task: how the network is built.
+        model: the final global model; with a decoder, the test images are reconstructed, too.
+
     Returns:
-        `real` and `synthetic` uint8 [classes, SHEET, channels, height, width], and
-        `synthetic_count` int64 [classes].
+        `real`, `synthetic` and, with a decoder, `reconstructed` uint8 [classes, SHEET, channels,
+        height, width], and `synthetic_count` int64 [classes].
     """
     classes, pool = len(data.classes), list[Shard]()
     for client in sorted(memories):
@@ -64,9 +76,19 @@ def sheet(data: Dataset, memories: Mapping[int, Memory]) -> dict[str, Tensor]:
     if not pool:
         return {}
     real, _ = _rows(data.test, classes)
+    again = {}
+    if any(key.startswith("decoder.") for key in model):
+        again = {"reconstructed": _rows(_again(data.test, classes, task, model), classes)[0]}
     every = Shard(torch.cat([s.x for s in pool]), torch.cat([s.y for s in pool]))
     synthetic, filled = _rows(every, classes)
-    return {"real": real, "synthetic": synthetic, "synthetic_count": filled}
+    return {"real": real, **again, "synthetic": synthetic, "synthetic_count": filled}
+
+
+def _again(shard: Shard, classes: int, task: Task, model: Tree) -> Shard:
+    """A few examples of each class, as the model decodes their codes."""
+    few, net = _few(shard, classes, SHEET), rebuilt(task, model).eval()
+    with torch.no_grad():
+        return Shard(net.decode(net.code(few.x)), few.y)
 
 
 def _rows(shard: Shard, classes: int) -> tuple[Tensor, Tensor]:

@@ -165,3 +165,16 @@ def test_a_sheet_without_real_images_can_be_drawn():
     del data["real"]
 
     assert opened(plots.sheet(data, list("abcdefghij"))).shape[1] < 700
+
+
+def test_a_sheet_shows_reconstructed_images_between_real_and_synthetic_ones():
+    data = images(2, [2, 2])
+    grey = {"real": 200, "reconstructed": 120, "synthetic": 60}
+    for kind, value in grey.items():
+        data[kind] = np.full_like(data["real"], value)
+    sheet = opened(plots.sheet(data, ["", ""]))[50]
+    places = {kind: (sheet == value).all(-1).nonzero()[0] for kind, value in grey.items()}
+
+    assert [len(places[kind]) for kind in grey] == [4 * 48, 4 * 48, 2 * 48]
+    assert places["real"].max() < places["reconstructed"].min()
+    assert places["reconstructed"].max() < places["synthetic"].min()

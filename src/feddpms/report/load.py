@@ -36,8 +36,9 @@ class RunFolder:
         claim: what may be said of privacy, in words; None for a run that did not come to its end.
         settings: `run.toml`, parsed.
         ledger: the privacy events, in order; each has at least `channel` and `mechanism`.
-        images: uint8 `real` and `synthetic` [classes, n, channels, height, width], and int64
-            `synthetic_count` [classes]; empty for a run without images.
+        images: uint8 `real`, `synthetic` and, where a decoder was trained, `reconstructed`
+            [classes, n, channels, height, width], and int64 `synthetic_count` [classes]; empty for
+            a run without images.
     """
 
     path: Path
@@ -235,7 +236,7 @@ def _images(file: Path, classes: int) -> dict[str, np.ndarray]:
         images = load_file(file)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise RunFolderError(f"cannot read images at {file}: {error}") from None
-    for name in ("real", "synthetic"):
+    for name in ("real", "reconstructed", "synthetic"):
         if name in images and not _is_sheet(images[name], classes):
             raise RunFolderError(
                 f"expected uint8 [{classes}, n, 1 or 3, height, width] as {name!r} in {file}, "

@@ -289,6 +289,8 @@ def _sheets(row: Row, name: str) -> list[Figure]:
             source = "decoded from noisy class means" if decoded else "what clients were given"
             caption = "Real images are from the public test set; synthetic ones are "
             caption += f"{source}. Seed {folder.run.seed}."
+            if "reconstructed" in folder.images:
+                caption += " Reconstructed: what the final decoder makes of the real ones' codes."
             if len(folder.run.classes) > plots.SHEET_CLASSES:
                 caption += " Only the first classes that have synthetic images are shown."
             return [Figure(row.label, picture.format(name, alt, png), caption)]

@@ -49,6 +49,8 @@ STYLE: dict[Any, Any] = {
 }
 CELLS_WITH_TEXT = 250
 """A heat map with more cells than this, or more than 30 columns, shows colours only."""
+KINDS = ("real", "reconstructed", "synthetic")
+"""what an image sheet may show, from left to right"""
 SHEET_CLASSES = 20
 """An image sheet shows this many classes at most."""
 SHEET_IMAGES = 8
@@ -348,13 +350,13 @@ def grid_png(rows: Mapping[str, np.ndarray], columns: Sequence[str], title: str)
 
 
 def sheet(images: Mapping[str, np.ndarray], classes: Sequence[str]) -> bytes:
-    """Real and synthetic images side by side, one row a class, as a PNG file.
+    """Real, reconstructed and synthetic images side by side, one row a class, as a PNG file.
 
     With more than 20 classes, the first 20 that have synthetic images are shown.
 
     Args:
-        images: `real` and `synthetic`, uint8 [classes, n, 1 or 3, height, width], and
-            `synthetic_count` [classes]; `real` may be missing.
+        images: those of `KINDS`, uint8 [classes, n, 1 or 3, height, width], and `synthetic_count`
+            [classes]; all but the synthetic ones may be missing.
         classes: name of each class.
 
     Raises:
@@ -363,40 +365,46 @@ def sheet(images: Mapping[str, np.ndarray], classes: Sequence[str]) -> bytes:
     made = np.clip(images.get("synthetic_count", np.zeros(len(classes))), 0, None).astype(int)
     if "synthetic" not in images or not made.any():
         raise ValueError("no synthetic images to show")
-    synthetic = images["synthetic"]
-    real = images.get("real", synthetic[:, :0])
+    kinds = [name for name in KINDS if name in images and images[name].shape[1]]
+    filled = {name: made if name == "synthetic" else None for name in kinds}
+    columns = [(name, images[name], filled[name]) for name in kinds]
     shown = list(range(len(classes)))
     if len(shown) > SHEET_CLASSES:
         shown = [k for k in shown if made[k]][:SHEET_CLASSES]
-    return _sheet(real, synthetic, made, shown, [_short(classes[k], 20) for k in shown])
+    return _sheet(columns, shown, [_short(classes[k], 20) for k in shown])
 
 
-def _sheet(
-    real: np.ndarray, synthetic: np.ndarray, made: np.ndarray, shown: list[int], names: list[str]
-) -> bytes:
+Column = tuple[str, np.ndarray, np.ndarray | None]
+"""What images are, the images, and how many of each class there are; None for all of them."""
+
+
+def _sheet(columns: list[Column], shown: list[int], names: list[str]) -> bytes:
     """Draw the rows of an image sheet."""
     from PIL import Image, ImageDraw, ImageFont
 
-    scale = max(1, round(48 / synthetic.shape[-2]))
-    across, down = (scale * n + 4 for n in synthetic.shape[:-3:-1])
+    size = columns[0][1].shape[-2:]
+    scale = max(1, round(48 / size[0]))
+    down, across = (scale * n + 4 for n in size)
     font = ImageFont.load_default(15)
     left = max(70, 20 + math.ceil(max(font.getlength(n) for n in names)))
-    most = max(1, min(SHEET_IMAGES, (SHEET_WIDTH - left - 32) // (2 * across)))
-    real, synthetic = real[:, :most], synthetic[:, :most]
-    middle = left + across * real.shape[1] + (24 if real.shape[1] else 0)
-    width = max(middle + across * synthetic.shape[1], middle + 90) + 8
-    canvas = Image.new("RGB", (width, 34 + down * len(shown) + 4), "white")
+    room = (SHEET_WIDTH - left - 8) // len(columns) - 24
+    most = max(1, min(SHEET_IMAGES, room // across))
+    titles = [math.ceil(font.getlength(title)) for title, _, _ in columns]
+    strips = [across * min(most, pictures.shape[1]) for _, pictures, _ in columns]
+    widths = list(map(max, titles, strips))
+    starts = [left + sum(widths[:i]) + 24 * i for i in range(len(columns))]
+    canvas = Image.new("RGB", (starts[-1] + widths[-1] + 8, 34 + down * len(shown) + 4), "white")
     draw = ImageDraw.Draw(canvas)
-    if real.shape[1]:
-        draw.text((left, 8), "real", fill="#222222", font=font)
-    draw.text((middle, 8), "synthetic", fill="#222222", font=font)
-    for row, (k, name) in enumerate(zip(shown, names, strict=True)):
-        top = 34 + row * down
-        draw.text((8, top + down / 2 - 10), name, fill="#222222", font=font)
-        _strip(canvas, real[k], real.shape[1], (left, top), scale)
-        _strip(canvas, synthetic[k], int(made[k]), (middle, top), scale)
-        if not made[k]:
-            draw.text((middle, top + down / 2 - 10), "none", fill="#777777", font=font)
+    for row, name in enumerate(names):
+        draw.text((8, 34 + (row + 0.5) * down - 10), name, fill="#222222", font=font)
+    for (title, pictures, filled), x in zip(columns, starts, strict=True):
+        draw.text((x, 8), title, fill="#222222", font=font)
+        for row, k in enumerate(shown):
+            top = 34 + row * down
+            count = most if filled is None else min(most, int(filled[k]))
+            _strip(canvas, pictures[k], count, (x, top), scale)
+            if not count:
+                draw.text((x, top + down / 2 - 10), "none", fill="#777777", font=font)
     file = io.BytesIO()
     canvas.save(file, "PNG")
     return file.getvalue()
