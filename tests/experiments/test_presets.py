@@ -8,6 +8,7 @@ from feddpms.errors import ConfigError
 from feddpms.experiments import EXPERIMENTS, SCALES, Scale, cells
 from feddpms.experiments.presets import METHODS
 from feddpms.experiments.tuning import tuned
+from feddpms.privacy import calibrate
 
 SMALL = Scale(fraction=0.1, rounds=20, epochs=3, width=0.5)
 
@@ -87,7 +88,10 @@ def test_an_ablation_changes_what_it_says():
     weights = {c.ablation: config.parse(c.values).method for c in cells("lambda", SMALL, [0], {})}
     assert all(float(k.split()[1]) == m.vae.weight for k, m in weights.items())
     budgets = {c.ablation: config.parse(c.values).privacy for c in cells("privacy", SMALL, [0], {})}
+    assert budgets.pop(None) == config.Run().privacy  # fedavg's
+    assert budgets.pop("the paper's release").release == "paper"
     assert all(float(k.split()[1]) == p.target_epsilon for k, p in budgets.items())
+    assert all(calibrate(p).latent > 0 for p in budgets.values())
 
 
 def test_the_papers_scale_is_the_papers():

@@ -178,3 +178,10 @@ def test_a_sheet_shows_reconstructed_images_between_real_and_synthetic_ones():
     assert [len(places[kind]) for kind in grey] == [4 * 48, 4 * 48, 2 * 48]
     assert places["real"].max() < places["reconstructed"].min()
     assert places["reconstructed"].max() < places["synthetic"].min()
+
+
+def test_a_logarithmic_loss_axis_has_plain_numbers():
+    falling = plots.Curve("a", np.array([[20.0, 5.0, 1.0, 0.2, 0.05]]), ("train",) * 5, 0)
+    drawn = plots.loss_svg([falling], "x")
+    assert {"0.1", "1", "10"} <= set(re.findall(r">([\d.]+)</text>", drawn))
+    assert "$" not in drawn

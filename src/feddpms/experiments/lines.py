@@ -31,7 +31,8 @@ class Line:
         local_epochs: passes over a client's examples in a round.
         method: its name.
         seed: the run's.
-        epsilon: target of the release, per record; None where nothing is released.
+        epsilon: target of the release, per record; None where nothing is released,
+            or nothing that an epsilon covers.
         delta: of the same.
         final_accuracy: of the last round, in [0, 1]; None if the run diverged.
         last5_accuracy: mean of the last five rounds; None if the run diverged.
@@ -75,7 +76,7 @@ def line(cell: Cell, folder: RunFolder) -> Line:
     run, sound = config.parse(cell.values), folder.finished
     examples = folder.run.train_examples + bool(run.data.validation) * folder.run.test_examples
     accuracies = tuple(round(r.test_accuracy, 6) for r in folder.rounds)
-    releases = isinstance(run.method, FedDPMS)
+    releases = isinstance(run.method, FedDPMS) and run.privacy.release != "paper"
     return Line(
         data=run.data.name,
         fraction=round(examples / WHOLE[run.data.name], 6),

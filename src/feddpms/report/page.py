@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from feddpms import records
 from feddpms.errors import RunFolderError
-from feddpms.report import compare, lacking, plots
+from feddpms.report import compare, epsilon, lacking, plots
 from feddpms.report.compare import Group, Row
 from feddpms.report.load import RunFolder
 from feddpms.report.plots import Curve
@@ -216,7 +216,26 @@ def _figures(group: Group, name: str) -> list[Figure]:
         picture = Markup(plots.per_class_svg(labels, values, classes, f"{name}-per-class"))
         caption = "In percent, last round, mean over seeds. “-”: no test example of that class."
         figures.append(Figure("Accuracy by class", picture, caption))
-    return figures + _partition(group, f"{name}-partition")
+    return figures + _epsilon(group, f"{name}-epsilon") + _partition(group, f"{name}-partition")
+
+
+def _epsilon(group: Group, name: str) -> list[Figure]:
+    """Accuracy against epsilon, where runs of a method differ in nothing else."""
+    lines = epsilon.lines(group)
+    if not lines:
+        return []
+    deltas = ", ".join(dict.fromkeys(f"{line.delta:g}" for line in lines if line.delta))
+    neighbours = {str(f.settings["privacy"]["adjacency"]) for f in group.folders}
+    caption = (
+        f"Last round, mean over seeds; bars: lowest to highest seed. Epsilon at delta {deltas} is "
+        "of what each client releases, for each of its records (neighbours: "
+        f"{', '.join(neighbours)}); model updates are in the clear and not covered, so there is no "
+        "finite epsilon for the run."
+    )
+    if any(line.name.endswith("the paper's release") for line in lines):
+        caption += " The paper's release has no epsilon that covers it."
+    picture = Markup(plots.epsilon_svg(lines, name))
+    return [Figure("Accuracy against epsilon", picture, compare.clean(caption))]
 
 
 def _partition(group: Group, name: str) -> list[Figure]:

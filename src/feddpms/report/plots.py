@@ -19,9 +19,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter
 
 from feddpms.report.compare import clean
+from feddpms.report.epsilon import Line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -180,6 +181,8 @@ def _curves(figure: Figure, curves: Sequence[Curve], ylabel: str, log: bool = Fa
     found = found[np.isfinite(found)]
     if log and found.size and found.min() > 0 and found.max() > 30 * found.min():
         ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
     _mark_phases(ax, curves)
     longest = max(c.values.shape[1] for c in curves)
     ax.set_xlim(min(1, longest - 0.5), longest + (0.5 if longest == 1 else 0))
@@ -188,6 +191,38 @@ def _curves(figure: Figure, curves: Sequence[Curve], ylabel: str, log: bool = Fa
     ax.set_ylabel(ylabel)
     across = max(1, min(len(curves), 100 // (8 + max(len(_short(c.name)) for c in curves))))
     figure.legend(loc="outside lower center", ncols=across)
+
+
+def epsilon_svg(lines: Sequence[Line], name: str) -> str:
+    """Accuracy in per cent against epsilon on a logarithmic axis; levels are dashed.
+
+    Args:
+        lines: what `epsilon.lines` gave.
+        name: the element's id, unique on its page.
+    """
+
+    def paint(figure: Figure) -> None:
+        ax = figure.subplots()
+        for i, line in enumerate(lines):
+            colour = COLOURS[i % len(COLOURS)]
+            values = [100 * np.array(finals) for finals in line.points.values()]
+            means = np.array([v.mean() for v in values])
+            if line.delta is None:
+                ax.axhline(means[0], color=colour, linestyle="--", label=_short(line.name, 40))
+                continue
+            low, high = ([end(v) for v in values] for end in (np.min, np.max))
+            x = np.array(list(line.points), float)
+            bars, label = [means - low, high - means], _short(line.name)
+            ax.errorbar(x, means, bars, color=colour, marker="o", capsize=3, label=label)
+        marks = sorted({e for line in lines for e in line.points if e is not None})
+        ax.set_xscale("log")
+        ax.set_xticks(marks, [f"{e:g}" for e in marks])
+        ax.set_xticks([], minor=True)
+        ax.set_xlabel("epsilon of a client's release, per record")
+        ax.set_ylabel("test accuracy, %")
+        figure.legend(loc="outside lower center", ncols=3)
+
+    return _svg(name, "Accuracy against epsilon", (8.2, 3.6), paint)
 
 
 def _mark_phases(ax: Axes, curves: Sequence[Curve]) -> None:
