@@ -227,3 +227,8 @@ def test_the_prediction_grows_with_the_work():
     assert 0 < one < other
     assert twice == pytest.approx(2 * one)
     assert predicted([plain], workers=2) == pytest.approx([one / 2])
+    images = {"method": {"secondary": "train"}}
+    resting, decoding = predicted(
+        [cell(scale, 0, "fmnist", "feddpms", changes=c) for c in ({}, images)], workers=1
+    )
+    assert decoding == pytest.approx(1.5 * resting)

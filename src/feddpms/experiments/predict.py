@@ -15,7 +15,7 @@ from feddpms.models import NetSettings, build, trunk
 from feddpms.rng import Rng
 
 SHAPES = {"fmnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
-COST = {"fedprox": 1.05, "moon": 1.9, "fedmix": 2.8, "feddpms": 1.5, "sharing": 1.3}
+COST = {"fedprox": 1.05, "moon": 1.9, "fedmix": 2.8, "feddpms, images": 1.5, "sharing": 1.3}
 """of a method's run, in time, against fedavg's (benchmarks/method_cost.py)"""
 STEPS, BATCH = 8, 64
 SCORED = 10_000 / 3
@@ -36,7 +36,11 @@ def predicted(cells: Sequence[Cell], workers: int | None = None) -> list[float]:
 def _minutes(run: Run, workers: int) -> float:
     """Of one run."""
     images = run.data.fraction * WHOLE[run.data.name] * run.local.epochs + SCORED
-    cost = COST.get(type(run.method).__name__.lower(), 1.0)
+    name, decodes = (
+        type(run.method).__name__.lower(),
+        getattr(run.method, "secondary", "") == "train",
+    )
+    cost = COST.get(f"{name}, images" if decodes else name, 1.0)
     return run.rounds * images * cost * _seconds(run.data.name, run.net) / workers / 60
 
 

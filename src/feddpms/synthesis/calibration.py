@@ -56,8 +56,9 @@ def calibrated(task: Task, model: Tree, releases: Mapping[int, Release], how: Ca
     if means is None:
         return {}
     with clock.part("synthesis"):
-        net = rebuilt(task, model).to(means.device).eval()
-        _train(net, means, how, Rng(0).torch("calibration", *sorted(releases)))
+        device = model["classifier.head.weight"].device
+        net = rebuilt(task, model).to(device).eval()
+        _train(net, means.to(device), how, Rng(0).torch("calibration", *sorted(releases)))
     return {f"classifier.{k}": v.detach() for k, v in net.classifier.state_dict().items()}
 
 
