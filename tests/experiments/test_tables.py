@@ -91,3 +91,11 @@ def test_a_table_is_put_between_its_marks(tmp_path):
         insert(document, "table2", "new\n")
     assert "\n" not in str(told.value)
     assert "new" in document.read_text()
+
+
+def test_rows_are_in_the_order_of_their_numbers():
+    names = ("epsilon 16", "epsilon 0.5", "epsilon 1000", "epsilon 2", None)
+    made = [line("feddpms", 0, 0.5, ablation=name) for name in names]
+    order = [row[0] for row in rows(table("privacy", [*made, line("fedavg", 0, 0.5)]))[2:]]
+    numbers = ("0.5", "2", "16", "1000")
+    assert order == ["fedavg", "feddpms", *(f"feddpms, epsilon {n}" for n in numbers)]

@@ -166,6 +166,21 @@ def test_a_method_with_other_settings_has_a_row_of_its_own(make: Maker):
     assert [len(row.runs) for row in group.rows] == [2, 2]
 
 
+def test_a_row_says_only_what_most_rows_do_not_have(make):
+    changes = ("a = 1\n[c]\na = 5", "a = 2\n[c]\na = 5", "a = 3\n[c]\na = 5", "a = 3\n[c]\na = 6")
+    texts = [f"[b]\nkind = 'x'\n{change}" for change in changes]
+    texts[0] = texts[0].replace("'x'", "'y'")
+    for i, text in enumerate(texts):
+        make("fedprox", name=f"r{i}", settings=text)
+    (group,) = compare(find([make.root]))
+    assert [row.label for row in group.rows] == [
+        "fedprox (b.a=1, kind=y)",
+        "fedprox (b.a=2)",
+        "fedprox (b.a=3)",
+        "fedprox (b.a=3, c.a=6)",
+    ]
+
+
 def test_a_seed_that_is_there_twice_is_refused(make: Maker):
     make("fedavg", 0, name="a")
     make("fedavg", 0, name="b")

@@ -1,7 +1,9 @@
 """Tables of finished cells, in Markdown and for a page, and their place in a document."""
 
+import re
 import statistics
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from feddpms import records
@@ -65,11 +67,17 @@ def _group(name: str, key: Key, lines: Sequence[Line]) -> Table:
     base = _finals(rows.get(REFERENCE, []))
     head = ["method", "seeds", "final acc. %", "last five %", f"vs {REFERENCE}", "95 % interval"]
     cells: list[list[str]] = []
-    for label in sorted(rows, key=lambda label: (label != REFERENCE, label)):
+    for label in sorted(rows, key=lambda label: (label != REFERENCE, _in_order(label))):
         published = GAINS.get(name, {}).get((data, clients)) if label == "feddpms" else None
         theirs = "-" if published is None else f"+{published:g}"
         cells.append([*_row(label, rows[label], base), theirs])
     return Table(title, [*head, "relative, %", "paper, relative, %"], cells, CAPTION)
+
+
+def _in_order(label: str) -> list[tuple[str, float]]:
+    """What labels are sorted by: words by their letters, numbers by their size."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", label)
+    return [(w, float(n or 0)) for w, n in zip_longest(parts[::2], parts[1::2], fillvalue="")]
 
 
 def _row(label: str, lines: Sequence[Line], base: dict[int, float]) -> list[str]:

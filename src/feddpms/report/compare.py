@@ -165,11 +165,26 @@ def _variants(folders: list[RunFolder]) -> list[tuple[str, list[RunFolder]]]:
     rows: list[tuple[str, list[RunFolder]]] = []
     for method, ways in variants.items():
         settings = [json.loads(key) for key in ways]
-        names = sorted({k for s in settings for k in s if any(s[k] != o.get(k) for o in settings)})
-        for own, runs in zip(settings, ways.values(), strict=True):
-            tells = ", ".join(f"{k}={own.get(k, 'unset')}" for k in names)
+        for tells, runs in zip(_tell(settings), ways.values(), strict=True):
             rows.append((f"{method} ({tells})" if tells else method, runs))
     return rows
+
+
+def _tell(settings: list[dict[str, Any]]) -> list[str]:
+    """What tells each of several settings from the others, but for values that most of them have.
+
+    A setting is called by its last name, unless two of them share that.
+    """
+    names = sorted({k for s in settings for k in s if any(s[k] != o.get(k) for o in settings)})
+    last = [name.rpartition(".")[2] for name in names]
+    tells: list[list[str]] = [[] for _ in settings]
+    for name, short in zip(names, last, strict=True):
+        called = short if last.count(short) == 1 else name
+        values = [f"{called}={own.get(name, 'unset')}" for own in settings]
+        for told, value in zip(tells, values, strict=True):
+            if 2 * values.count(value) <= len(values):
+                told.append(value)
+    return [", ".join(told) for told in tells]
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
