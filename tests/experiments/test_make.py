@@ -19,6 +19,7 @@ from feddpms.report.load import find
 
 TINY = Scale(fraction=0.1, rounds=2, epochs=1, width=0.25)
 DPMS = {"method": {"preliminary_rounds": 1}}
+PAPER = {"privacy": {"release": "paper"}}
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,9 @@ def test_a_line_says_what_was_run_and_what_it_came_to(tmp_path):
     assert (plain.method, plain.epsilon, plain.delta, plain.ablation) == ("fedavg", *[None] * 3)
     assert (dpms.method, dpms.epsilon, dpms.delta, dpms.seed) == ("feddpms", 2.0, 1e-5, 1)
     assert dpms.ablation == "something"
+    paper = small("feddpms", 1, merge(DPMS, PAPER))
+    (unsound,) = make([paper], tmp_path / "r/z.jsonl", tmp_path / "paper", {})
+    assert (unsound.epsilon, unsound.delta) == (None, None)  # no epsilon covers it
     result = runs.run(config.parse(todo[0].values))
     assert plain.accuracies == pytest.approx([r.test_accuracy for r in result.rounds], abs=1e-6)
     assert plain.final_accuracy == plain.accuracies[-1]
