@@ -297,8 +297,8 @@ def test_a_data_method_wraps_only_a_training_method(outer, inner):
 
 
 REFUSED = {
-    ("feddpms", "pfnm"): "decoders at the clients would not follow",
-    ("feddpms", "fedma"): "decoders at the clients would not follow",
+    ("feddpms", "pfnm"): "clients of pfnm are not sent",
+    ("feddpms", "fedma"): "clients of fedma are not sent",
     ("zdac", "pfnm"): "batch norm",  # a network that pfnm takes has none
     ("zdas", "pfnm"): "clients of pfnm are not sent",
     ("zdas", "fedma"): "clients of fedma are not sent",

@@ -11,6 +11,7 @@ from feddpms.config import Run
 from feddpms.data import Dataset, counts, load, split, table
 from feddpms.errors import RunFolderError
 from feddpms.models import rebuilt
+from feddpms.models import split as split_model
 from feddpms.report import plots
 from feddpms.rng import Rng
 from feddpms.types import Memory, Shard, Task, Tree
@@ -49,10 +50,7 @@ def show_partition(settings: Run, picture: Path) -> tuple[str, Path]:
 
 
 def sheet(
-    data: Dataset,
-    memories: Mapping[int, Memory],
-    task: Task,
-    model: Tree,
+    data: Dataset, memories: Mapping[int, Memory], task: Task, model: Tree
 ) -> dict[str, Tensor]:
     """Test images and synthetic images by class, as bytes; empty if no method made any.
 
@@ -77,7 +75,7 @@ def sheet(
         return {}
     real, _ = _rows(data.test, classes)
     again = {}
-    if any(key.startswith("decoder.") for key in model):
+    if split_model(model)[1]:
         again = {"reconstructed": _rows(_again(data.test, classes, task, model), classes)[0]}
     every = Shard(torch.cat([s.x for s in pool]), torch.cat([s.y for s in pool]))
     synthetic, filled = _rows(every, classes)

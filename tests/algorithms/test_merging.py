@@ -24,7 +24,7 @@ from feddpms.models import NetSettings, build, trunk
 from feddpms.privacy import Ledger, Privacy
 from feddpms.rng import Rng
 from feddpms.types import Memory, Message, Shard, Task
-from small import CLASSES, LOOSE, TASK, client, small_mlp, small_net, three_shards, unseen
+from small import CLASSES, GOES_ON, LOOSE, TASK, client, small_mlp, small_net, three_shards, unseen
 
 KINDS = ("mlp", "conv")
 SMALL = {"width": 0.5, "latent": 16, "hidden": 24}
@@ -536,8 +536,12 @@ def test_who_missed_a_round_of_a_cycle_is_sent_a_whole_network():
             {"norm": "group"},
             r"group normalisation ties some together; set net\.norm=batch",
         ),
-        (FedDPMS(inner=PFNM()), {"kind": "mlp"}, "decoders at the clients would not follow"),
-        (FedDPMS(inner=FedMA()), {}, "decoders at the clients would not follow"),
+        (
+            FedDPMS(**GOES_ON, inner=PFNM()),
+            {"kind": "mlp"},
+            "decoders at the clients would not follow",
+        ),
+        (FedDPMS(**GOES_ON, inner=FedMA()), {}, "decoders at the clients would not follow"),
     ],
 )
 def test_a_network_that_cannot_be_matched_is_refused_in_one_line(method, settings, words):

@@ -102,14 +102,14 @@ class FedDPMS:
     """how synthetic examples are drawn"""
 
     def start(self, model: Tree, task: Task) -> Bank:
-        """The inner method on what is averaged every preliminary round."""
-        require_training("feddpms", self.inner)
+        """The inner method on what is averaged every preliminary round.
+
+        Resting clients train what predicts, and no more.
+        """
+        require_training("feddpms", self.inner, whole=not self._goes_on)
         self._rounds(task)  # complains if no round is left
-        rest, decoder = split(model)
-        inner = self.inner.start(rest, task)  # complains of what it cannot average
-        if self._goes_on:
-            return Bank(task, inner, decoder)
-        return Bank(task, self.inner.start(trunk(rest), task), {})
+        rest, decoder = split(model) if self._goes_on else (trunk(model), {})
+        return Bank(task, self.inner.start(rest, task), decoder)
 
     def ask(self, state: Bank, client: int, round: int) -> Message:
         """To train, to share once, to rest, or to go on with the means that it needs."""

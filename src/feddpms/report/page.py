@@ -225,12 +225,13 @@ def _epsilon(group: Group, name: str) -> list[Figure]:
     if not lines:
         return []
     deltas = ", ".join(dict.fromkeys(f"{line.delta:g}" for line in lines if line.delta))
-    neighbours = {str(f.settings["privacy"]["adjacency"]) for f in group.folders}
+    neighbours = sorted({str(f.settings["privacy"]["adjacency"]) for f in group.folders})
     caption = (
         f"Last round, mean over seeds; bars: lowest to highest seed. Epsilon at delta {deltas} is "
-        "of what each client releases, for each of its records (neighbours: "
-        f"{', '.join(neighbours)}); model updates are in the clear and not covered, so there is no "
-        "finite epsilon for the run."
+        "the target of each client's noisy channels together, for each of its records (neighbours: "
+        f"{', '.join(neighbours)}). What is in the clear is not covered; where that is anything, "
+        "such as model updates without private training, there is no finite epsilon for the run. "
+        "What each run covers is below, under Privacy."
     )
     if any(line.name.endswith("the paper's release") for line in lines):
         caption += " The paper's release has no epsilon that covers it."

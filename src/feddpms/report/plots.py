@@ -218,7 +218,7 @@ def epsilon_svg(lines: Sequence[Line], name: str) -> str:
         ax.set_xscale("log")
         ax.set_xticks(marks, [f"{e:g}" for e in marks])
         ax.set_xticks([], minor=True)
-        ax.set_xlabel("epsilon of a client's release, per record")
+        ax.set_xlabel("target epsilon of a client's noisy channels, per record")
         ax.set_ylabel("test accuracy, %")
         figure.legend(loc="outside lower center", ncols=3)
 
@@ -400,9 +400,11 @@ def sheet(images: Mapping[str, np.ndarray], classes: Sequence[str]) -> bytes:
     made = np.clip(images.get("synthetic_count", np.zeros(len(classes))), 0, None).astype(int)
     if "synthetic" not in images or not made.any():
         raise ValueError("no synthetic images to show")
-    kinds = [name for name in KINDS if name in images and images[name].shape[1]]
-    filled = {name: made if name == "synthetic" else None for name in kinds}
-    columns = [(name, images[name], filled[name]) for name in kinds]
+    columns = [
+        (name, images[name], made if name == "synthetic" else None)
+        for name in KINDS
+        if name in images and images[name].shape[1]
+    ]
     shown = list(range(len(classes)))
     if len(shown) > SHEET_CLASSES:
         shown = [k for k in shown if made[k]][:SHEET_CLASSES]
